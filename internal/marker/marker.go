@@ -1,0 +1,63 @@
+// Package marker raises and takes markers: entries whose existence is a fact,
+// which a .path unit watches with PathExists= (level-triggered: it fires for
+// what was left at boot, and again when the service ends).
+//
+// A producer raises as its last act, after it has let go of its locks. A
+// consumer takes as its very first act.
+package marker
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/intake"
+	"sluice/internal/layout"
+)
+
+// MinRun is the least that a run lasts which a path unit starts. It keeps
+// somebody who raises markers without end from making a root oneshot spin.
+const MinRun = time.Second
+
+// Raise makes the marker exist. It is not fsynced: a marker lost to a power
+// cut is raised again by fetch, once a minute, while root has not answered.
+func Raise(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o640)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
+		return nil // it exists, of whatever kind: that is all a marker says
+	}
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// Take takes the marker away, of whatever kind it is. base is the folder of
+// the component that only root can rename; the walk from there follows no
+// link. It reports whether the marker was there.
+func Take(root layout.Root, base, marker layout.Place, component string) (bool, error) {
+	basePath, markerPath := root.Path(base, component), root.Path(marker, component)
+	rel, err := filepath.Rel(basePath, filepath.Dir(markerPath))
+	if err != nil {
+		return false, err
+	}
+	d, err := intake.OpenFolder(basePath)
+	if err != nil {
+		return false, err
+	}
+	defer d.Close()
+	mark, err := d.Sub(rel)
+	if err != nil {
+		return false, err
+	}
+	defer mark.Close()
+	err = mark.Remove(filepath.Base(markerPath))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -1,0 +1,60 @@
+package marker
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sluice/internal/layout"
+)
+
+func TestRaiseAndTake(t *testing.T) {
+	root := layout.Root(t.TempDir())
+	mark := root.Path(layout.RequestMark, "edge")
+	if err := os.MkdirAll(mark, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := root.Path(layout.Requested, "edge")
+	for kind, make := range map[string]func() error{
+		"raised": func() error { return Raise(path) },
+		"folder": func() error { return os.MkdirAll(filepath.Join(path, "deep"), 0o755) },
+		"link":   func() error { return os.Symlink("/nowhere", path) },
+	} {
+		if err := make(); err != nil {
+			t.Fatal(err)
+		}
+		if err := Raise(path); err != nil {
+			t.Errorf("%s: raising what is raised: %v", kind, err)
+		}
+		was, err := Take(root, layout.DataOf, layout.Requested, "edge")
+		if !was || err != nil {
+			t.Errorf("%s: take = %v, %v", kind, was, err)
+		}
+		if left, _ := os.ReadDir(mark); len(left) > 0 {
+			t.Errorf("%s: left behind %v", kind, left)
+		}
+	}
+	if was, err := Take(root, layout.DataOf, layout.Requested, "edge"); was || err != nil {
+		t.Errorf("take of nothing = %v, %v", was, err)
+	}
+}
+
+func TestTakeFollowsNoLink(t *testing.T) {
+	root := layout.Root(t.TempDir())
+	elsewhere := t.TempDir()
+	if err := os.MkdirAll(root.Path(layout.Verified, "edge"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(elsewhere, "requested"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(elsewhere, root.Path(layout.RequestMark, "edge")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Take(root, layout.DataOf, layout.Requested, "edge"); err == nil {
+		t.Error("walked through a link")
+	}
+	if _, err := os.Stat(filepath.Join(elsewhere, "requested")); err != nil {
+		t.Error("removed a file behind a link")
+	}
+}
