@@ -1,0 +1,276 @@
+package contract
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// Limits of signed documents.
+const (
+	MaxEnvelope   = 64 << 10 // bytes of an envelope that are ever read
+	MaxPointer    = 48 << 10 // bytes that a writer lets an envelope become
+	MaxHistory    = 10       // releases in a pointer's history
+	MaxAudit      = 50       // entries in a pointer's audit
+	MaxSignatures = 16       // signatures of an envelope that are looked at
+	MaxSpread     = Duration(24 * 3600e9)
+)
+
+// An Envelope is a DSSE envelope: a payload and who signed it.
+type Envelope struct {
+	PayloadType string      `json:"payloadType"`
+	Payload     []byte      `json:"payload"` // base64 in JSON
+	Signatures  []Signature `json:"signatures"`
+}
+
+// A Signature is one of an envelope's. It is text: a malformed one must spoil
+// only itself.
+type Signature struct {
+	KeyID string `json:"keyid"`
+	Sig   string `json:"sig"`
+}
+
+// PayloadType returns the type that a signature over a document of l covers.
+func PayloadType(l Ladder) string { return "application/vnd.sluice." + string(l) + "+json" }
+
+// DecodeEnvelope reads an envelope. Nothing in it is proven.
+func DecodeEnvelope(data []byte) (Envelope, error) {
+	var e Envelope
+	if len(data) > MaxEnvelope {
+		return e, fmt.Errorf("reading an envelope: it is over %d bytes", MaxEnvelope)
+	}
+	if err := strictDecode(data, &e); err != nil {
+		return e, fmt.Errorf("reading an envelope: %w", err)
+	}
+	return e, nil
+}
+
+// Encode writes the envelope.
+func (e Envelope) Encode() []byte { return encode(e) }
+
+// A Pointer is the statement that names a channel's current release.
+type Pointer struct {
+	Envelope   Step           `json:"envelope"`
+	Component  Component      `json:"component"`
+	Channel    Channel        `json:"channel"`
+	PromotedAt Time           `json:"promoted_at"`
+	Payload    PointerPayload `json:"payload"`
+}
+
+// A PointerPayload is the pointer family's own part.
+type PointerPayload struct {
+	Schema  Step      `json:"schema"`
+	Current Release   `json:"current"`
+	History []Release `json:"history"` // newest first
+	Spread  Duration  `json:"spread"`
+	Audit   []Audit   `json:"audit"` // newest first
+}
+
+// A Release is one immutable version of a component.
+type Release struct {
+	Version    Version               `json:"version"`
+	Artifacts  map[Platform]Artifact `json:"artifacts"`
+	Source     string                `json:"source"` // release:<tag>, or file
+	ReleasedAt Time                  `json:"released_at"`
+}
+
+// An Artifact is a release for one platform: an object in the store, and what
+// vouches for everything in it.
+type Artifact struct {
+	Key            string `json:"key"`
+	Size           int64  `json:"size"`
+	SHA256         Digest `json:"sha256"`
+	TarSize        int64  `json:"tar_size"`
+	ManifestSHA256 Digest `json:"manifest_sha256"`
+}
+
+// An Audit entry says who did what. Op is 16 random bytes in hex, so that a
+// lost answer can be looked up.
+type Audit struct {
+	Action string `json:"action"`
+	From   string `json:"from"`
+	To     string `json:"to"`
+	Actor  string `json:"actor"`
+	At     Time   `json:"at"`
+	Op     string `json:"op"`
+}
+
+// DecodePointer reads the statement out of an envelope's payload.
+func (s Speaks) DecodePointer(data []byte) (Pointer, error) {
+	var p Pointer
+	if err := s.statement(PointerLadder, data, &p); err != nil {
+		return p, err
+	}
+	return p, p.check()
+}
+
+// statement reads what an envelope carries: two ladders, the envelope's own
+// and the family's.
+func (s Speaks) statement(l Ladder, data []byte, v any) error {
+	if found, ok := probe(data, "envelope"); ok {
+		if err := s.Check(EnvelopeLadder, found); err != nil {
+			return err
+		}
+	}
+	if members, err := object(data); err == nil {
+		if found, ok := probe(members["payload"], "schema"); ok {
+			if err := s.Check(l, found); err != nil {
+				return err
+			}
+		}
+	}
+	if len(data) > MaxEnvelope {
+		return fmt.Errorf("reading a %s document: it is over %d bytes", l, MaxEnvelope)
+	}
+	if err := strictDecode(data, v); err != nil {
+		return fmt.Errorf("reading a %s document: %w", l, err)
+	}
+	return nil
+}
+
+// Encode writes the statement.
+func (p Pointer) Encode() []byte { return encode(p) }
+
+func (p Pointer) check() error {
+	if len(p.Payload.History) > MaxHistory {
+		return fmt.Errorf("reading a pointer: its history has %d releases, the most is %d", len(p.Payload.History), MaxHistory)
+	}
+	if len(p.Payload.Audit) > MaxAudit {
+		return fmt.Errorf("reading a pointer: its audit has %d entries, the most is %d", len(p.Payload.Audit), MaxAudit)
+	}
+	if p.Payload.Spread > MaxSpread {
+		return fmt.Errorf("reading a pointer: its spread is over %s", "24h")
+	}
+	for _, r := range append([]Release{p.Payload.Current}, p.Payload.History...) {
+		for platform, a := range r.Artifacts {
+			if err := a.check(p.Component, r.Version); err != nil {
+				return fmt.Errorf("reading a pointer: %s for %s: %w", r.Version, platform, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (a Artifact) check(c Component, v Version) error {
+	if err := KeyForm(a.Key); err != nil {
+		return err
+	}
+	if !strings.HasPrefix(a.Key, BootstrapKey(c, v, "")) {
+		return fmt.Errorf("key %q is not below %q", clip(a.Key), BootstrapKey(c, v, ""))
+	}
+	if a.Size <= 0 || a.TarSize <= 0 {
+		return errors.New("its size is not positive")
+	}
+	if a.TarSize > MaxUnpacked {
+		return fmt.Errorf("it unpacks to %d bytes, the most is %d", a.TarSize, MaxUnpacked)
+	}
+	return nil
+}
+
+// KeyForm checks the name of an object: relative, clean, plain characters.
+func KeyForm(key string) error {
+	const maxKey = 512
+	if key == "" || len(key) > maxKey || key != path.Clean(key) || path.IsAbs(key) {
+		return fmt.Errorf("%q is no key: it must be a clean relative path of at most %d bytes", clip(key), maxKey)
+	}
+	for _, part := range strings.Split(key, "/") {
+		if !versionForm.MatchString(part) {
+			return fmt.Errorf("%q is no key: %q must be a letter or digit, then letters, digits and . _ -", clip(key), clip(part))
+		}
+	}
+	return nil
+}
+
+// Keys of the bucket.
+const (
+	SerialKey    = "control/serial"
+	StatusPrefix = "status/boxes/"
+)
+
+// PointerKey is where the pointer of a channel is.
+func PointerKey(c Component, ch Channel) string {
+	return "control/system/" + string(c) + "/" + string(ch) + ".json"
+}
+
+// TrustKey is where trust document n is.
+func TrustKey(n int) string { return fmt.Sprintf("control/trust/%d.json", n) }
+
+// BootstrapKey is where an asset of a version is.
+func BootstrapKey(c Component, v Version, asset string) string {
+	return "bootstrap/" + string(c) + "/" + string(v) + "/" + asset
+}
+
+// StatusKey is where a box publishes its heartbeat.
+func StatusKey(l Label) string { return StatusPrefix + string(l) + ".json" }
+
+// A Trust is the statement that says whose signature counts.
+type Trust struct {
+	Envelope   Step         `json:"envelope"`
+	PromotedAt Time         `json:"promoted_at"`
+	Payload    TrustPayload `json:"payload"`
+}
+
+// A TrustPayload is the trust family's own part.
+type TrustPayload struct {
+	Schema   Step              `json:"schema"`
+	Number   int               `json:"number"`
+	Keys     map[string][]byte `json:"keys"` // key id → 32 bytes
+	Families map[Ladder]Family `json:"families"`
+}
+
+// A Family says which keys count for one family of documents, and how many of
+// them must sign.
+type Family struct {
+	Keys      []string `json:"keys"`
+	Threshold int      `json:"threshold"`
+}
+
+// DecodeTrust reads the statement out of an envelope's payload.
+func (s Speaks) DecodeTrust(data []byte) (Trust, error) {
+	var t Trust
+	if err := s.statement(TrustLadder, data, &t); err != nil {
+		return t, err
+	}
+	for name, f := range t.Payload.Families {
+		if f.Threshold < 1 || f.Threshold > len(f.Keys) {
+			return t, fmt.Errorf("reading a trust document: family %q needs %d signatures of %d keys", clip(string(name)), f.Threshold, len(f.Keys))
+		}
+	}
+	return t, nil
+}
+
+// Encode writes the statement.
+func (t Trust) Encode() []byte { return encode(t) }
+
+// A Core is what may be read of a signed document of any version, even of a
+// major that this build never heard of. It is frozen for ever.
+type Core struct {
+	Envelope   Step
+	Component  Component
+	Channel    Channel
+	PromotedAt Time
+}
+
+// DecodeCore reads the routing core, leniently. Nothing in it is proven.
+func DecodeCore(payload []byte) (Core, error) {
+	members, err := object(payload)
+	if err != nil {
+		return Core{}, fmt.Errorf("reading a routing core: %w", err)
+	}
+	var c Core
+	for name, dst := range map[string]interface{ UnmarshalText([]byte) error }{
+		"envelope": &c.Envelope, "component": &c.Component, "channel": &c.Channel, "promoted_at": &c.PromotedAt,
+	} {
+		raw, err := jsontext.AppendUnquote(nil, members[name])
+		if err == nil {
+			err = dst.UnmarshalText(raw)
+		}
+		if err != nil {
+			return Core{}, fmt.Errorf("reading a routing core: member %q: %w", name, err)
+		}
+	}
+	return c, nil
+}
