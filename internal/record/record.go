@@ -1,0 +1,160 @@
+// Package record reads and writes root's records of a component, and keeps
+// damaged ones from ever being read as "start afresh".
+package record
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice/internal/contract"
+	"sluice/internal/durable"
+	"sluice/internal/layout"
+	"sluice/internal/outcome"
+	"sluice/internal/trust"
+)
+
+// State is root's state of one component.
+type State struct {
+	Root layout.Root
+	Disk *durable.Disk
+	Name contract.Component
+}
+
+// Path returns where a place of this component is.
+func (s State) Path(p layout.Place) string { return s.Root.Path(p, string(s.Name)) }
+
+// Set returns the folder of a version's set.
+func (s State) Set(v contract.Version) string { return s.Root.Set(string(s.Name), string(v)) }
+
+// A DamagedError is a record that can't be read.
+type DamagedError struct {
+	Path string
+	Err  error
+}
+
+func (e *DamagedError) Error() string { return fmt.Sprintf("%q is damaged: %s", e.Path, e.Err) }
+func (e *DamagedError) Unwrap() error { return e.Err }
+
+// ReadFile reads at most limit bytes of a file.
+func ReadFile(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("reading %q: it is over %d bytes", path, limit)
+	}
+	return data, err
+}
+
+// Load reads a record. It reports whether there is one; an unreadable one is
+// a DamagedError.
+func Load[T contract.Record](s State, p layout.Place) (T, bool, error) {
+	var v T
+	data, err := ReadFile(s.Path(p), contract.MaxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return v, false, nil
+	}
+	if err == nil {
+		err = contract.Spoken.DecodeRecord(trimPadding(data), &v)
+	}
+	if err != nil {
+		return v, false, &DamagedError{s.Path(p), err}
+	}
+	return v, true, nil
+}
+
+// LoadOrQuarantine is Load for root: a damaged record is moved aside under a
+// name that says so and told to report, and then there is none.
+func LoadOrQuarantine[T contract.Record](s State, p layout.Place, report func(error)) (T, bool, error) {
+	v, ok, err := Load[T](s, p)
+	var damaged *DamagedError
+	if !errors.As(err, &damaged) {
+		return v, ok, err
+	}
+	aside := damaged.Path + ".damaged-" + strconv.FormatInt(time.Now().UnixNano(), 10)
+	if err := s.Disk.Rename(damaged.Path, aside); err != nil {
+		return v, false, err
+	}
+	report(fmt.Errorf("%w: moved to %q", damaged, filepath.Base(aside)))
+	var none T
+	return none, false, nil
+}
+
+// Save writes a record durably, readable by all.
+func (s State) Save(p layout.Place, r contract.Record) error {
+	if err := s.Disk.WriteFile(s.Path(p), contract.EncodeRecord(r), 0o644); err != nil {
+		return fmt.Errorf("recording %q: %w", s.Path(p), err)
+	}
+	return nil
+}
+
+// journalSize is one block: a journal is rewritten in place of one of the
+// same size, so going back needs no new room.
+const journalSize = 4096
+
+// SaveJournal writes the open transaction, padded to one block.
+func (s State) SaveJournal(j contract.Journal) error {
+	data := contract.EncodeRecord(j)
+	if pad := journalSize - len(data); pad > 0 {
+		data = append(data, strings.Repeat(" ", pad-1)+"\n"...)
+	}
+	if err := s.Disk.WriteFile(s.Path(layout.Journal), data, 0o644); err != nil {
+		return fmt.Errorf("writing the journal %q: %w", s.Path(layout.Journal), err)
+	}
+	return nil
+}
+
+func trimPadding(data []byte) []byte {
+	return []byte(strings.TrimRight(string(data), " \n"))
+}
+
+// Open reports whether a transaction is open.
+func (s State) Open() bool {
+	_, err := os.Lstat(s.Path(layout.Journal))
+	return err == nil
+}
+
+// Trust returns the trust in force: the newest document that root has
+// accepted.
+func (s State) Trust() (trust.Set, error) {
+	newest := 0
+	entries, err := os.ReadDir(s.Path(layout.Trust))
+	if err != nil {
+		return trust.Set{}, outcome.Config("this box trusts nobody for component %q yet: enroll it: %w", s.Name, err)
+	}
+	for _, e := range entries {
+		if stem, ok := strings.CutSuffix(e.Name(), ".json"); ok {
+			if n, err := strconv.Atoi(stem); err == nil {
+				newest = max(newest, n)
+			}
+		}
+	}
+	if newest == 0 {
+		return trust.Set{}, outcome.Config("this box trusts nobody for component %q yet: enroll it", s.Name)
+	}
+	data, err := ReadFile(s.Root.TrustFile(string(s.Name), strconv.Itoa(newest)), contract.MaxEnvelope)
+	if err != nil {
+		return trust.Set{}, err
+	}
+	return trust.Accepted(data)
+}
+
+// Manifest reads the manifest of a set, and its digest.
+func Manifest(set string) (contract.Manifest, contract.Digest, error) {
+	data, err := ReadFile(filepath.Join(set, contract.ManifestName), contract.MaxManifest)
+	if err != nil {
+		return contract.Manifest{}, "", err
+	}
+	m, err := contract.Spoken.DecodeManifest(data)
+	return m, Sum(data), err
+}
