@@ -430,3 +430,20 @@ func loopback(hostport string) error {
 	}
 	return nil
 }
+
+// DecodeRecipe reads the manifest.json that a bundle is made from: a manifest
+// whose files are still to be found, and whose schema and platform may be
+// left out.
+func (s Speaks) DecodeRecipe(data []byte, here Platform) (Manifest, error) {
+	var m Manifest
+	members, err := object(data)
+	if err != nil {
+		return m, err
+	}
+	for name, value := range map[string]any{"schema": One, "platform": here, "files": []File{}} {
+		if _, there := members[name]; !there || name == "files" {
+			members[name] = encode(value)
+		}
+	}
+	return m, s.decode(ManifestLadder, "schema", encode(members), MaxManifest, &m)
+}

@@ -81,6 +81,9 @@ func (t *Temp) Write(p []byte) (int, error) {
 	return t.file.Write(p)
 }
 
+// Chmod sets the mode that the file will have.
+func (t *Temp) Chmod(mode fs.FileMode) error { return t.file.Chmod(mode) }
+
 // Commit makes the file durable under its path.
 func (t *Temp) Commit() error {
 	if err := t.disk.fsync(t.file, t.path); err != nil {

@@ -1,0 +1,144 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/contract"
+	"sluice/internal/durable"
+	"sluice/internal/outcome"
+	"sluice/internal/record"
+	"sluice/internal/store"
+)
+
+// Names of a download. What is not proven says so.
+const (
+	objectName = "bundle.unverified"
+	partSuffix = ".part"
+)
+
+const (
+	chunk = 64 << 10 // bytes that are read at once, so memory does not grow with the object
+	spare = 16 << 20 // bytes that a download leaves free on the disk
+	// A body that is slower than this for so long is given up, and resumed later.
+	slowest      = 4 << 10 // bytes a second
+	slowPatience = 30 * time.Second
+)
+
+func (f *Fetcher) objectPath(w *follow) string {
+	return filepath.Join(f.Root.Download(string(w.state.Name), string(w.pending.Version)), objectName)
+}
+
+// download brings the bundle of the pending promote to incoming/, resuming
+// what is there of it. At most its signed size and one byte are read.
+func (f *Fetcher) download(ctx context.Context, w *follow) error {
+	a := w.pointer.Payload.Current.Artifacts[contract.Here()]
+	path := f.objectPath(w)
+	if free, err := durable.Free(filepath.Dir(filepath.Dir(path))); err == nil && free < a.Size+a.TarSize+spare {
+		return outcome.Defer(outcome.NoSpace, "%d bytes are free below %q, the bundle and its tree need %d", free, filepath.Dir(filepath.Dir(path)), a.Size+a.TarSize+spare)
+	}
+	if err := f.Disk.Mkdir(filepath.Dir(path), 0o750|fs.ModeSetgid); err != nil {
+		return err
+	}
+	part, err := os.OpenFile(path+partSuffix, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o640)
+	if err != nil {
+		return err
+	}
+	defer part.Close()
+	hash := sha256.New()
+	have, err := io.Copy(hash, io.LimitReader(part, a.Size+1))
+	if err != nil {
+		return err
+	}
+	if have < a.Size {
+		n, err := f.receive(ctx, w, a, have, io.MultiWriter(part, hash))
+		have += n
+		w.pending.Downloaded += n
+		if err != nil {
+			return outcome.Defer(outcome.Store, "downloading %q, %d of %d bytes are here: %w", a.Key, have, a.Size, err)
+		}
+	}
+	if have != a.Size || record.Hex(hash) != a.SHA256 {
+		// Not what was signed: nothing of it is worth resuming.
+		return errors.Join(outcome.Defer(outcome.DigestMismatch, "%q in the store is not the object that was signed", a.Key), f.Disk.Remove(part.Name()))
+	}
+	if err := part.Sync(); err != nil {
+		return err
+	}
+	return f.Disk.Rename(part.Name(), path)
+}
+
+// receive streams an object from an offset, at the box's rate.
+func (f *Fetcher) receive(ctx context.Context, w *follow, a contract.Artifact, offset int64, to io.Writer) (int64, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	body, err := f.Store.Open(ctx, a.Key, offset)
+	if err != nil {
+		return 0, err
+	}
+	defer body.Close()
+	if body.Size != a.Size {
+		return 0, fmt.Errorf("it has %d bytes in the store, %d were signed", body.Size, a.Size)
+	}
+	watch := time.AfterFunc(slowPatience, cancel)
+	defer watch.Stop()
+	buf := make([]byte, chunk)
+	limited := io.LimitReader(body, a.Size-offset+1)
+	var n, paced int64
+	start := time.Now()
+	for {
+		got, err := limited.Read(buf)
+		if got > 0 {
+			if _, err := to.Write(buf[:got]); err != nil {
+				return n, err
+			}
+			n += int64(got)
+			if paced += int64(got); paced >= slowest*int64(slowPatience/time.Second) {
+				paced = 0
+				watch.Reset(slowPatience)
+			}
+			f.Beat()
+			f.Status("%s %s: downloading, %d of %d bytes", w.state.Name, w.pending.Version, offset+n, a.Size)
+			if err := f.pace(ctx, n, start, watch); err != nil {
+				return n, err
+			}
+		}
+		if err == io.EOF {
+			return n, nil
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return n, fmt.Errorf("%w: the body came slower than %d bytes a second", store.ErrTransient, slowest)
+			}
+			return n, fmt.Errorf("%w: %w", store.ErrTransient, err)
+		}
+	}
+}
+
+// pace sleeps until n bytes are due at the box's rate.
+func (f *Fetcher) pace(ctx context.Context, n int64, start time.Time, watch *time.Timer) error {
+	if f.Box.Rate == 0 {
+		return nil
+	}
+	due := time.Duration(float64(n) / float64(f.Box.Rate) * float64(time.Second))
+	ahead := due - time.Since(start)
+	if ahead <= 0 {
+		return nil
+	}
+	watch.Reset(slowPatience + ahead) // it is we who are slow
+	select {
+	case <-time.After(ahead):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,80 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"sluice/internal/config"
+	"sluice/internal/contract"
+	"sluice/internal/durable"
+	"sluice/internal/layout"
+	"sluice/internal/outcome"
+	"sluice/internal/record"
+	"sluice/internal/store"
+)
+
+// Pointer gets the envelope of one component's pointer for root and puts it,
+// raw, into folder, or to out if there is no folder. It parses nothing: root
+// trusts its own eyes only.
+//
+// It is a program run of its own, under a user id of its own, so that a
+// captured fetch or verify can't choose what root sees.
+func Pointer(ctx context.Context, root layout.Root, s store.Store, name contract.Component, folder string, out io.Writer) error {
+	disk := &durable.Disk{}
+	answer := ""
+	if folder != "" {
+		answer = filepath.Join(folder, filepath.Base(string(layout.PointerAnswer)))
+		// First, so that an answer of an earlier run is never taken for this one's.
+		if err := disk.Remove(answer); err != nil {
+			return err
+		}
+	}
+	conf, err := config.LoadComponent(root, name)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	o, err := s.Get(ctx, contract.PointerKey(name, conf.Channel), contract.MaxEnvelope, "")
+	if err != nil {
+		return outcome.Defer(outcome.Store, "%w", err)
+	}
+	if folder == "" {
+		_, err := out.Write(o.Data)
+		return err
+	}
+	if err := trustDocuments(ctx, disk, s, record.State{Root: root, Disk: disk, Name: name}, folder); err != nil {
+		return err
+	}
+	return disk.WriteFile(answer, o.Data, 0o644)
+}
+
+// maxTrustSteps bounds how many trust documents one run fetches.
+const maxTrustSteps = 1024
+
+// trustDocuments gets the trust documents after the one that root has.
+func trustDocuments(ctx context.Context, disk *durable.Disk, s store.Store, state record.State, folder string) error {
+	set, err := state.Trust()
+	if err != nil {
+		return err
+	}
+	for n := set.Number + 1; n <= set.Number+maxTrustSteps; n++ {
+		o, err := s.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
+		if store.IsNotExist(err) {
+			return nil
+		}
+		if err != nil {
+			return outcome.Defer(outcome.Store, "%w", err)
+		}
+		if err := disk.WriteFile(filepath.Join(folder, fmt.Sprintf("trust-%d.json", n)), o.Data, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Runtime is the folder that systemd made for this run, or "".
+func Runtime() string { return os.Getenv("RUNTIME_DIRECTORY") }

@@ -1,0 +1,101 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"sluice/internal/config"
+	"sluice/internal/contract"
+	"sluice/internal/layout"
+	"sluice/internal/store"
+)
+
+// maxSerial is the most bytes of control/serial that are read.
+const maxSerial = 256
+
+// Watch follows the box's components until ctx ends. A poll that finds
+// nothing writes nothing.
+func (f *Fetcher) Watch(ctx context.Context) error {
+	var last time.Time // of a full pass
+	var local string
+	tick := time.NewTicker(f.Box.Poll)
+	defer tick.Stop()
+	for {
+		f.Beat()
+		rung, err := f.bell(ctx)
+		if err != nil && ctx.Err() == nil {
+			f.Status("the store does not answer: %s", err)
+			rung = false
+		}
+		now := time.Now()
+		full := last.IsZero() || now.Sub(last) >= fullPass
+		// Even without news something may be due: a spread, a retry, an answer of root's.
+		if here := f.local(); full || rung || here != local || f.due(now) {
+			local = here
+			if err := f.pass(ctx, full || rung); err != nil && ctx.Err() == nil {
+				f.Log.Debug(err.Error())
+			}
+			if full {
+				last = now
+			}
+			if err == nil {
+				f.Status("following %d components", len(f.follows))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// bell asks whether control/serial has changed. Without one, every hour has
+// to do.
+func (f *Fetcher) bell(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	o, err := f.Store.Get(ctx, contract.SerialKey, maxSerial, f.serial)
+	switch {
+	case errors.Is(err, store.ErrNotModified), store.IsNotExist(err):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	f.serial = o.ETag
+	return true, nil
+}
+
+// due reports whether a component waits for a time that may have come, or for
+// a pointer that could not be read.
+func (f *Fetcher) due(now time.Time) bool {
+	for _, w := range f.follows {
+		if w.raw == nil || w.said != "" || w.pending.Version != "" {
+			return true
+		}
+	}
+	return f.heart.due(now)
+}
+
+// local is a fingerprint of root's records and of /etc/sluice, by the times
+// and sizes of the files: every one of them is replaced whole when it changes.
+func (f *Fetcher) local() string {
+	var s string
+	stat := func(path string) {
+		if st, err := os.Lstat(path); err == nil {
+			s += fmt.Sprintf("%s %d %d\n", path, st.Size(), st.ModTime().UnixNano())
+		}
+	}
+	stat(f.Root.Path(layout.Etc, ""))
+	stat(f.Root.Path(layout.Hold, ""))
+	names, _ := config.Components(f.Root)
+	for _, n := range names {
+		for _, p := range []layout.Place{layout.ComponentConf, layout.Seen, layout.Applied, layout.Result, layout.Journal, layout.Trust, layout.Verdict} {
+			stat(f.Root.Path(p, string(n)))
+		}
+	}
+	return s
+}

@@ -1,0 +1,74 @@
+package layout
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"strconv"
+)
+
+// UID returns the user id that a user's files have. On a tree that is not the
+// running system every actor is whoever runs the programs.
+func (r Root) UID(name string) (int, error) {
+	if !r.Live() {
+		return os.Geteuid(), nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		return 0, fmt.Errorf("user %q is not on this box: run systemd-sysusers, or enroll the box again: %w", name, err)
+	}
+	return strconv.Atoi(u.Uid)
+}
+
+func (r Root) gid(name string) (int, error) {
+	if !r.Live() {
+		return os.Getegid(), nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, fmt.Errorf("group %q is not on this box: run systemd-sysusers, or enroll the box again: %w", name, err)
+	}
+	return strconv.Atoi(g.Gid)
+}
+
+// FileMode returns the mode of a row as Go writes it.
+func (r Row) FileMode() fs.FileMode {
+	m := fs.FileMode(r.Mode & 0o777)
+	if r.Mode&0o2000 != 0 {
+		m |= fs.ModeSetgid
+	}
+	return m
+}
+
+// Folders returns the folders that a component has on a box, parents first,
+// without those that systemd makes in /run.
+func Folders() []Row {
+	var out []Row
+	for _, row := range Table {
+		if row.Kind == Folder && row.Place[:5] != "/run/" {
+			out = append(out, row)
+		}
+	}
+	return out
+}
+
+// Own gives what stands at a row's place its owner and mode. It changes
+// owners on the running system only, where it must be root.
+func (r Root) Own(row Row, component string) error {
+	path := r.Path(row.Place, component)
+	if r.Live() {
+		uid, err := r.UID(row.Owner)
+		if err != nil {
+			return err
+		}
+		gid, err := r.gid(row.Group)
+		if err != nil {
+			return err
+		}
+		if err := os.Lchown(path, uid, gid); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(path, row.FileMode()) // after the chown, which drops the setgid bit
+}

@@ -1,0 +1,288 @@
+// Package stage is root's gate to the unprivileged side. It takes one hinted
+// input, gets the pointer by its own doing, checks everything again on a copy
+// that only root can reach, and runs nothing.
+//
+// It is triggered by the marker requested; it reads the hint, the pointer and
+// the verified tree through intake; it writes sets/<version>, seen.json,
+// versions.json, staged.json and result.json, and raises staged. It has
+// neither a network nor a way to the service manager.
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"sluice/internal/config"
+	"sluice/internal/contract"
+	"sluice/internal/decide"
+	"sluice/internal/durable"
+	"sluice/internal/intake"
+	"sluice/internal/layout"
+	"sluice/internal/marker"
+	"sluice/internal/outcome"
+	"sluice/internal/record"
+	"sluice/internal/trust"
+)
+
+// A Stager stages what a hint asks for.
+type Stager struct {
+	State  record.State
+	Log    *slog.Logger
+	Status func(format string, args ...any)
+	DryRun bool // everything in a scratch folder; no state moves
+	// Plan, for a dry run, is shown the set that would be applied.
+	Plan func(set string, m contract.Manifest) error
+
+	started time.Time
+	conf    config.Component
+}
+
+// Run is one run of the service. It waits for the component's lock until ctx
+// ends.
+func (s *Stager) Run(ctx context.Context) error {
+	if !s.DryRun {
+		if _, err := marker.Take(s.State.Root, layout.DataOf, layout.Requested, string(s.State.Name)); err != nil {
+			return err
+		}
+	}
+	s.started = time.Now()
+	if config.Held(s.State.Root) {
+		s.Log.Info("held: nothing new until `sluice resume`", "component", s.State.Name)
+		return nil
+	}
+	lock, err := durable.Acquire(ctx, s.State.Path(layout.Lock))
+	if err != nil {
+		return outcome.Defer(outcome.IO, "%w", err)
+	}
+	staged, err := s.locked(ctx)
+	lock.Release()
+	if staged && !s.DryRun {
+		return errors.Join(err, marker.Raise(s.State.Path(layout.Staged))) // last, with no lock held
+	}
+	return err
+}
+
+// locked reports whether there is something for apply to do.
+func (s *Stager) locked(ctx context.Context) (bool, error) {
+	if s.State.Open() {
+		return true, outcome.Defer(outcome.Interrupted, "a roll of %s is open: apply recovers it first", s.State.Name)
+	}
+	var err error
+	if s.conf, err = config.LoadComponent(s.State.Root, s.State.Name); err != nil {
+		return false, err
+	}
+	data, err := intake.OpenFolder(s.State.Path(layout.DataOf))
+	if err != nil {
+		return false, err
+	}
+	defer data.Close()
+	hint, err := s.hint(data)
+	if err != nil {
+		return false, err
+	}
+	p, seen, err := s.pointer(ctx)
+	if err != nil {
+		return false, err
+	}
+	if hint.Version != p.Payload.Current.Version || !hint.PromotedAt.Equal(p.PromotedAt.Time) {
+		if hint.PromotedAt.After(p.PromotedAt.Time) {
+			return false, outcome.Defer(outcome.Store, "the store shows root an older promote (%s) than it showed fetch (%s): a replica lags", p.PromotedAt, hint.PromotedAt)
+		}
+		s.Log.Info("stale-hint: the channel has moved on", "component", s.State.Name, "hint", hint.Version, "pointer", p.Payload.Current.Version)
+		return false, nil
+	}
+	if p.PromotedAt.Before(decide.Watermark(seen, p.Channel).Time) {
+		return false, outcome.Refuse(outcome.Replay, "the promote of %s is older than what root has verified on channel %s", p.PromotedAt, p.Channel)
+	}
+	last, had, err := record.LoadOrQuarantine[contract.Result](s.State, layout.Result, s.report)
+	if err != nil {
+		return false, err
+	}
+	if had && last.Tuple.Equal(p.Tuple()) && last.Terminal(s.conf.Digest) {
+		s.Log.Info("has ended here already", "component", s.State.Name, "version", last.Version, "outcome", last.Outcome)
+		return false, nil
+	}
+	staged, err := s.accept(data, p, seen, hint)
+	return staged, s.record(p, last, err)
+}
+
+func (s *Stager) report(err error) { s.Log.Error(err.Error(), "component", s.State.Name) }
+
+// hint reads the one file that root reads from the unprivileged side. A bad
+// one is only logged: it could be anybody's.
+func (s *Stager) hint(data *intake.Folder) (contract.Hint, error) {
+	uid, err := s.State.Root.UID(layout.UserVerify)
+	if err != nil {
+		return contract.Hint{}, err
+	}
+	raw, err := data.Read("verified/requested.json", uid, contract.MaxHint)
+	if errors.Is(err, intake.ErrBusy) {
+		return contract.Hint{}, outcome.Defer(outcome.BadHint, "%w", err)
+	}
+	if err != nil {
+		return contract.Hint{}, outcome.Refuse(outcome.BadHint, "%w", err)
+	}
+	h, err := contract.Spoken.DecodeHint(raw)
+	if err != nil {
+		return h, outcome.Refuse(outcome.BadHint, "%w", err)
+	}
+	return h, nil
+}
+
+// pointer gets the pointer by root's own doing: sluice-pointer@ has run just
+// before, as a third user. By hand, on another tree, the same program runs as
+// a child. It returns the watermarks too, as the trust in force leaves them.
+func (s *Stager) pointer(ctx context.Context) (trust.Pointer, *contract.Seen, error) {
+	folder, name := filepath.Dir(s.State.Path(layout.PointerRun)), string(s.State.Name)
+	if !s.State.Root.Live() {
+		scratch, err := os.MkdirTemp("", "sluice-pointer-")
+		if err != nil {
+			return trust.Pointer{}, nil, err
+		}
+		defer os.RemoveAll(scratch)
+		if err := s.child(ctx, filepath.Join(scratch, name)); err != nil {
+			return trust.Pointer{}, nil, err
+		}
+		folder = scratch
+	}
+	uid, err := s.State.Root.UID(layout.UserPointer)
+	if err != nil {
+		return trust.Pointer{}, nil, err
+	}
+	top, err := intake.OpenFolder(folder)
+	if err != nil {
+		return trust.Pointer{}, nil, noPointer(s.State.Name, err)
+	}
+	defer top.Close()
+	in, err := top.Sub(name)
+	if err != nil {
+		return trust.Pointer{}, nil, noPointer(s.State.Name, err)
+	}
+	defer in.Close()
+	file := filepath.Base(string(layout.PointerAnswer))
+	raw, err := in.Read(file, uid, contract.MaxEnvelope)
+	if rerr := in.Remove(file); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) { // an answer is never read twice
+		return trust.Pointer{}, nil, rerr
+	}
+	if err != nil {
+		return trust.Pointer{}, nil, noPointer(s.State.Name, err)
+	}
+	set, err := s.trust(in, uid)
+	if err != nil {
+		return trust.Pointer{}, nil, err
+	}
+	p, err := set.Pointer(raw, s.State.Name, s.conf.Channel)
+	if err != nil {
+		return p, nil, err
+	}
+	seen, ok, err := record.LoadOrQuarantine[contract.Seen](s.State, layout.Seen, s.report)
+	if err != nil {
+		return p, nil, err
+	}
+	if !ok {
+		if seen, err = s.floor(); err != nil {
+			return p, nil, err
+		}
+	}
+	return p, &seen, nil
+}
+
+func noPointer(name contract.Component, err error) error {
+	return outcome.Defer(outcome.Store, "root has no pointer of %s (does sluice-pointer@%s.service reach the store?): %w", name, name, err)
+}
+
+// child runs `fetch pointer`, which stands beside this program.
+func (s *Stager) child(ctx context.Context, folder string) error {
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(self), "fetch"), "pointer", "-root", string(s.State.Root), "-component", string(s.State.Name))
+	cmd.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+folder)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return outcome.Defer(outcome.Store, "%s: %w", string(out[:min(len(out), contract.MaxReason)]), err)
+	}
+	return nil
+}
+
+// trust walks from the trust that root has, one document at a time.
+func (s *Stager) trust(in *intake.Folder, uid int) (trust.Set, error) {
+	set, err := s.State.Trust()
+	if err != nil {
+		return set, err
+	}
+	for {
+		name := fmt.Sprintf("trust-%d.json", set.Number+1)
+		raw, err := in.Read(name, uid, contract.MaxEnvelope)
+		if errors.Is(err, fs.ErrNotExist) {
+			return set, nil
+		}
+		if err != nil {
+			return set, outcome.Defer(outcome.Store, "%w", err)
+		}
+		next, err := set.Next(raw)
+		if err != nil {
+			return set, err
+		}
+		if !s.DryRun {
+			if err := s.State.Disk.WriteFile(s.State.Root.TrustFile(string(s.State.Name), strconv.Itoa(next.Number)), raw, 0o644); err != nil {
+				return set, err
+			}
+		}
+		set = next
+	}
+}
+
+// floor stands in for a seen.json that is not there: the newest promote that
+// any other record knows of, never "first pointer".
+func (s *Stager) floor() (contract.Seen, error) {
+	seen := contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{}}
+	lift := func(t contract.Tuple, known bool) {
+		if known && t.PromotedAt.After(seen.Channels[t.Channel].PromotedAt.Time) {
+			seen.Channels[t.Channel] = contract.Water{PromotedAt: t.PromotedAt, KeyIDs: []string{}}
+		}
+	}
+	applied, a, err1 := record.Load[contract.Applied](s.State, layout.Applied)
+	result, r, err2 := record.Load[contract.Result](s.State, layout.Result)
+	staged, t, err3 := record.Load[contract.Staged](s.State, layout.StagedRecord)
+	for _, err := range []error{err1, err2, err3} {
+		if err != nil {
+			s.report(err)
+		}
+	}
+	lift(applied.Tuple, a)
+	lift(result.Tuple, r)
+	lift(staged.Tuple, t)
+	return seen, nil
+}
+
+// record writes result.json for a tuple that root has verified, if staging it
+// ended here. A set that is staged has no result yet: apply writes it.
+func (s *Stager) record(p trust.Pointer, last contract.Result, err error) error {
+	var e *outcome.Error
+	if !errors.As(err, &e) || s.DryRun {
+		return err
+	}
+	reason := e.Reason()
+	if e.Outcome == outcome.Noted {
+		reason, err = "", nil
+	}
+	r := contract.Result{Schema: contract.One, Tuple: p.Tuple(), Outcome: e.Outcome, Reason: reason[:min(len(reason), contract.MaxReason)], Attempt: 1,
+		Config: s.conf.Digest, At: contract.At(time.Now()), TookMS: time.Since(s.started).Milliseconds(), DownMS: -1}
+	if last.Tuple.Equal(r.Tuple) {
+		r.Attempt = last.Attempt + 1
+	}
+	s.Log.Info("ended", "component", s.State.Name, "version", r.Version, "outcome", r.Outcome, "reason", r.Reason)
+	return errors.Join(err, s.State.Save(layout.Result, r))
+}
