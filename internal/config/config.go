@@ -79,10 +79,15 @@ func LoadBox(root layout.Root) (Box, error) {
 	var b Box
 	set := flag.NewFlagSet("box.conf", flag.ContinueOnError)
 	b.Flags(set)
-	if err := parseFile(set, root.Path(layout.BoxConf, "")); err != nil {
+	if err := Complete(set, root); err != nil {
 		return b, err
 	}
 	return b, b.Check()
+}
+
+// Complete fills the flags of a set that are still unset from box.conf.
+func Complete(set *flag.FlagSet, root layout.Root) error {
+	return parseFile(set, root.Path(layout.BoxConf, ""))
 }
 
 // A Component is <component>.conf.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"sluice/internal/config"
@@ -75,6 +74,3 @@ func trustDocuments(ctx context.Context, disk *durable.Disk, s store.Store, stat
 	}
 	return nil
 }
-
-// Runtime is the folder that systemd made for this run, or "".
-func Runtime() string { return os.Getenv("RUNTIME_DIRECTORY") }

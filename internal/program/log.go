@@ -26,11 +26,20 @@ func Report(name string, err error) {
 	Log.Error(err.Error())
 }
 
-// Status tells the service manager, or whoever watches, what goes on. Outside
-// systemd, or without AF_UNIX, it does nothing.
+// Status tells the service manager, or whoever watches the terminal, what
+// goes on. Elsewhere it does nothing.
 func Status(format string, args ...any) {
-	_, _ = daemon.SdNotify(false, "STATUS="+fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	if sent, _ := daemon.SdNotify(false, "STATUS="+text); !sent && term.IsTerminal(int(os.Stderr.Fd())) {
+		fmt.Fprintf(os.Stderr, "\r\033[K%s\r", strings.ReplaceAll(text, "\n", " "))
+	}
 }
+
+// Ready tells the service manager that a long-running program is up.
+func Ready() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) }
+
+// Beat tells the service manager's watchdog that all is well.
+func Beat() { _, _ = daemon.SdNotify(false, daemon.SdNotifyWatchdog) }
 
 // handler writes records in one of three forms.
 type handler struct {

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/peterbourgon/ff/v3"
 	"github.com/peterbourgon/ff/v3/ffcli"
@@ -19,8 +20,10 @@ import (
 
 	"sluice/internal/config"
 	"sluice/internal/contract"
+	"sluice/internal/durable"
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
+	"sluice/internal/record"
 )
 
 // Version is set when a release is built.
@@ -42,6 +45,24 @@ type Common struct {
 func (c *Common) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.RootDir, "root", "/", "work on the tree below this `folder`; the service manager is only spoken to for /")
 	fs.StringVar(&c.Component, "component", "", "`name` of the component to work on")
+}
+
+// State returns root's state of the component to work on.
+func (c *Common) State() (record.State, error) {
+	name, err := c.Name()
+	return record.State{Root: c.Root(), Disk: &durable.Disk{}, Name: name}, err
+}
+
+// Started reports whether the service manager started this program, and not
+// somebody by hand.
+func Started() bool { return os.Getenv("INVOCATION_ID") != "" }
+
+// LastAtLeast keeps a run that a path unit started from being over too soon:
+// somebody who raises markers without end could make it spin.
+func LastAtLeast(d time.Duration, since time.Time) {
+	if Started() {
+		time.Sleep(time.Until(since.Add(d)))
+	}
 }
 
 // Root returns the tree to work on.
@@ -81,6 +102,10 @@ func Run(ctx context.Context, root *ffcli.Command, args []string, out io.Writer)
 	prepare(root, &help, known)
 	if err := checkEnvironment(known); err != nil {
 		return err
+	}
+	if slices.Equal(args, []string{"-version"}) || slices.Equal(args, []string{"--version"}) {
+		fmt.Fprintln(out, root.Name, Version)
+		return nil
 	}
 	args, err := arrange(root, args)
 	if err != nil {

@@ -218,3 +218,12 @@ func NewDocument(at contract.Time, pubs ...ed25519.PublicKey) contract.Trust {
 	return contract.Trust{Envelope: contract.One, PromotedAt: at, Payload: contract.TrustPayload{Schema: contract.One, Number: 1, Keys: keys,
 		Families: map[contract.Ladder]contract.Family{contract.PointerLadder: all, contract.TrustLadder: all}}}
 }
+
+// Trusts says why a key does not count for a family of documents; nil if it
+// does.
+func (s Set) Trusts(l contract.Ladder, pub ed25519.PublicKey) error {
+	if _, ok := s.families[l].keys[KeyID(pub)]; !ok {
+		return outcome.Refuse(outcome.BadSignature, "trust document %d does not name key %s for %s documents", s.Number, KeyID(pub), l)
+	}
+	return nil
+}

@@ -1,0 +1,371 @@
+package apply
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/config"
+	"sluice/internal/contract"
+	"sluice/internal/durable"
+	"sluice/internal/fault"
+	"sluice/internal/graph"
+	"sluice/internal/layout"
+	"sluice/internal/node"
+	"sluice/internal/outcome"
+	"sluice/internal/record"
+	"sluice/internal/systemd"
+)
+
+// A roll is one open transaction.
+type roll struct {
+	*Applier
+	journal contract.Journal
+	target  node.Build
+	good    node.Build // the zero value on a first install
+	host    *hostLock
+	started time.Time
+	down    *downtime
+	boot    bool
+}
+
+// roll applies a staged build. The caller holds the component's lock.
+func (a *Applier) roll(ctx context.Context, _ *durable.Lock, b contract.Build) error {
+	r := &roll{Applier: a, started: time.Now(), host: &hostLock{path: a.State.Path(layout.HostLock)}}
+	if err := r.prepare(ctx, b); err != nil {
+		return a.ends(b, err, r.started)
+	}
+	if err := r.host.take(ctx); err != nil {
+		return err
+	}
+	defer r.host.release()
+	if err := r.refuseForeign(ctx); err != nil {
+		return a.ends(b, err, r.started)
+	}
+	if err := r.open(ctx, b); err != nil {
+		return a.ends(b, outcome.Defer(outcome.IO, "%w", err), r.started)
+	}
+	reason, err := r.forward(ctx)
+	if err != nil {
+		return r.back(ctx, err)
+	}
+	return r.recordApplied(reason)
+}
+
+// prepare proves what can be proved before anything is touched.
+func (r *roll) prepare(ctx context.Context, b contract.Build) error {
+	r.Status("%s %s: checking", b.Version, r.State.Name)
+	var err error
+	if r.target, err = r.load(b); err != nil {
+		return outcome.Defer(outcome.DigestMismatch, "the staged set is damaged: %w", err)
+	}
+	good, err := r.Applier.good()
+	if err != nil {
+		return outcome.Defer(outcome.BadGoodSet, "%w", err)
+	}
+	if good != nil {
+		if r.good, err = r.load(*good); err != nil {
+			return outcome.Defer(outcome.BadGoodSet, "a build that can't be gone back to is not left: %w", err)
+		}
+		r.journal.Good = good
+	}
+	if err := node.CheckShipped(r.target.Manifest); err != nil {
+		return err
+	}
+	return r.version(ctx, r.target.Manifest, r.target.Set)
+}
+
+// open writes the journal: from here on there is something to finish or undo.
+func (r *roll) open(ctx context.Context, b contract.Build) error {
+	id := make([]byte, 8)
+	_, _ = rand.Read(id) // never fails (crypto/rand)
+	r.journal = contract.Journal{Schema: contract.One, ID: hex.EncodeToString(id), Component: r.State.Name, Target: b, Good: r.journal.Good,
+		WasActive: []string{}, StartedAt: contract.At(r.Now()), BootID: bootID()}
+	for _, u := range r.good.Manifest.UnitFiles() {
+		if got, err := r.Manager.Unit(ctx, u); err == nil && !strings.Contains(u, "@.") && got.Active() {
+			r.journal.WasActive = append(r.journal.WasActive, u)
+		}
+	}
+	return r.enter(Opening)
+}
+
+func bootID() string {
+	data, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(data))
+}
+
+// enter writes a phase down, durably, before it begins.
+func (r *roll) enter(p contract.Phase) error {
+	r.journal.Phase, r.journal.Node = p, ""
+	r.Log.Debug("phase", "component", r.State.Name, "phase", p)
+	return r.State.SaveJournal(r.journal)
+}
+
+// maker makes the nodes of this transaction.
+func (r *roll) maker() node.Maker {
+	names, _ := config.Components(r.State.Root)
+	return node.Maker{State: r.State, Manager: r.Manager, Components: names, Boot: r.boot, Jobs: map[string]string{}}
+}
+
+// note is told of every change before it is made.
+func (r *roll) note(_ graph.Direction, label string) error {
+	r.Status("%s: %s", r.State.Name, label)
+	r.journal.Node = label
+	err := r.State.SaveJournal(r.journal)
+	if r.journal.Phase == Reverting && !errors.Is(err, fault.ErrDead) {
+		return nil // going back survives it: an earlier phase says back as well
+	}
+	return err
+}
+
+// forward converges to the target: everything up to its gate, the gate, and
+// what comes after. COMMIT is in the gate's node. What failed after COMMIT is
+// arming: it goes back no more, and comes back as the reason.
+func (r *roll) forward(ctx context.Context) (reason string, err error) {
+	if err := r.enter(Converging); err != nil {
+		return "", outcome.Rollback(outcome.IO, "%w", err)
+	}
+	k := r.maker()
+	r.down = watchDowntime(r.target.Manifest.Gate.Probes)
+	defer r.down.stop()
+	k.Restarting = r.down.start
+	var gateErr error
+	committed := false
+	k.Gate = func(ctx context.Context) error {
+		if gateErr = r.enter(Gating); gateErr != nil {
+			return gateErr
+		}
+		if gateErr = r.gate(ctx, r.target, r.good, k.Jobs); gateErr != nil {
+			return gateErr
+		}
+		if gateErr = r.enter(Gated); gateErr != nil { // COMMIT: from here on every crash ends on the new build
+			return gateErr
+		}
+		committed = true
+		return nil
+	}
+	ledger := graph.Ledger{Batches: k.Batches(), Contributions: []graph.Contribution{k.Expand(r.good, r.target, false), k.Expand(r.target, r.good, true)}}
+	err = graph.Err(ledger.Fold().Converge(ctx, graph.Walk{Before: r.note, FirstFailure: true}))
+	switch {
+	case ctx.Err() != nil:
+		return "", ctx.Err()
+	case errors.Is(err, fault.ErrDead):
+		return "", err
+	case committed:
+		return armReason(err), nil
+	case gateErr != nil:
+		return "", gateErr
+	}
+	return "", outcome.Rollback(wordOf(err, outcome.Converge), "%w", err)
+}
+
+func armReason(err error) string {
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s: %s", outcome.Arm, err)
+}
+
+// wordOf is the word of an error: a full or broken disk says nothing about
+// the build.
+func wordOf(err error, otherwise outcome.Word) outcome.Word {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return outcome.NoSpace
+	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS):
+		return outcome.IO
+	}
+	return otherwise
+}
+
+// recordApplied is the order that makes a build good: the authority, the link
+// that follows it, what is told, what is in nobody's way any more, and the
+// journal last.
+func (r *roll) recordApplied(reason string) error {
+	b := r.journal.Target
+	if err := r.State.Save(layout.Applied, contract.Applied{Schema: contract.One, Build: b, At: contract.At(r.Now())}); err != nil {
+		return err
+	}
+	if err := r.State.Disk.Symlink(filepath.Join("sets", string(b.Version)), r.State.Path(layout.Good)); err != nil {
+		return err
+	}
+	down := time.Duration(-1)
+	if r.down != nil {
+		down = r.down.took()
+	}
+	if err := r.finish(b.Tuple, outcome.Applied, reason, r.started, down); err != nil {
+		return err
+	}
+	return r.close(b)
+}
+
+// close prunes, and removes the journal: there is nothing left to finish.
+func (r *roll) close(now contract.Build) error {
+	keep := []contract.Version{now.Version, r.journal.Target.Version}
+	if r.journal.Good != nil {
+		keep = append(keep, r.journal.Good.Version)
+	}
+	if staged, ok, err := record.Load[contract.Staged](r.State, layout.StagedRecord); ok && err == nil {
+		keep = append(keep, staged.Version)
+	}
+	if err := r.State.Prune(keep...); err != nil {
+		r.Log.Warn(fmt.Sprintf("pruning sets: %s, ignoring", err), "component", r.State.Name)
+	}
+	return r.State.Disk.Remove(r.State.Path(layout.Journal))
+}
+
+// back puts the good build back, and records why the new one was left.
+func (r *roll) back(ctx context.Context, why error) error {
+	if ctx.Err() != nil {
+		// Told to stop, at shutdown or by hand. The journal says what to do.
+		return fmt.Errorf("stopped in the middle of a roll, recover puts the good build back: %w", ctx.Err())
+	}
+	if errors.Is(why, fault.ErrDead) {
+		return why
+	}
+	r.journal.Reason = clip(why.Error())
+	if err := r.enter(Reverting); err != nil {
+		r.report(fmt.Errorf("%w, ignoring: the earlier phase says back as well", err))
+	}
+	return r.revert(ctx)
+}
+
+// revert converges to the good build. Its gate may fail once.
+func (r *roll) revert(ctx context.Context) error {
+	r.Log.Warn("going back", "component", r.State.Name, "from", r.journal.Target.Version, "reason", r.journal.Reason)
+	k := r.maker()
+	k.WasActive = r.journal.WasActive
+	var gateErr error
+	k.Gate = func(ctx context.Context) error {
+		for range 2 {
+			if gateErr = r.gate(ctx, r.good, r.target, k.Jobs); gateErr == nil || ctx.Err() != nil {
+				break
+			}
+			for _, u := range node.Changed(r.good, r.target) {
+				job, err := r.Manager.Restart(ctx, u)
+				if err != nil {
+					return err
+				}
+				k.Jobs[u] = job
+			}
+		}
+		return nil // that the good build does not pass either keeps nothing from being armed
+	}
+	ledger := graph.Ledger{Batches: k.Batches(), Contributions: []graph.Contribution{k.Expand(r.target, r.good, false), k.Expand(r.good, r.target, true)}}
+	reports := ledger.Fold().Converge(ctx, graph.Walk{Before: r.note})
+	if ctx.Err() != nil {
+		return fmt.Errorf("stopped while going back, recover goes on: %w", ctx.Err())
+	}
+	if err := graph.Err(reports); err != nil {
+		return fmt.Errorf("going back from %s: %w: the journal stays, run `recover -component %s`", r.journal.Target.Version, err, r.State.Name)
+	}
+	if gateErr != nil {
+		r.journal.Reason = clip(fmt.Sprintf("%s; and the good build does not pass its gate either: %s", r.journal.Reason, gateErr))
+		if err := r.finish(r.journal.Target.Tuple, outcome.RollbackFailed, r.journal.Reason, r.started, -1); err != nil {
+			return err
+		}
+		return errors.Join(&outcome.Error{Outcome: outcome.RollbackFailed, Word: outcome.Gate, Err: errors.New(r.journal.Reason)}, r.close(r.old()))
+	}
+	if err := r.enter(Reverted); err != nil {
+		return err
+	}
+	return r.recordRolledBack()
+}
+
+// old is the build that runs after going back; the zero value for none.
+func (r *roll) old() contract.Build {
+	if r.journal.Good == nil {
+		return contract.Build{}
+	}
+	return *r.journal.Good
+}
+
+// recordRolledBack says why the new build was left.
+func (r *roll) recordRolledBack() error {
+	if err := r.finish(r.journal.Target.Tuple, outcome.RolledBack, r.journal.Reason, r.started, -1); err != nil {
+		return err
+	}
+	word, text, _ := strings.Cut(r.journal.Reason, ": ")
+	return errors.Join(&outcome.Error{Outcome: outcome.RolledBack, Word: outcome.Word(word), Err: errors.New(text)}, r.close(r.old()))
+}
+
+// hostLock is the one conversation with the service manager. It is let go of
+// while a gate waits: a component that hangs in its soak holds up nobody else.
+type hostLock struct {
+	path string
+	lock *durable.Lock
+}
+
+func (h *hostLock) take(ctx context.Context) (err error) {
+	h.lock, err = durable.Acquire(ctx, h.path)
+	return err
+}
+
+func (h *hostLock) release() {
+	h.lock.Release()
+	h.lock = nil
+}
+
+// version runs a build's version command, which must print its version as a
+// whole word.
+func (r *roll) version(ctx context.Context, m contract.Manifest, dir string) error {
+	if len(m.VersionCommand) == 0 {
+		return nil
+	}
+	want := m.VersionText
+	if want == "" {
+		want = string(m.Version)
+	}
+	argv := append([]string{filepath.Join(dir, filepath.FromSlash(m.VersionCommand[0]))}, m.VersionCommand[1:]...)
+	out, err := r.Manager.Run(ctx, systemd.Command{Argv: argv, Profile: systemd.Isolated, Timeout: versionTime, Output: versionOutput})
+	if err != nil {
+		return outcome.Defer(outcome.IO, "%w", err)
+	}
+	if out.Ended != "" || out.Status != 0 {
+		return outcome.Refuse(outcome.VersionLie, "%q: exit status %d%s", strings.Join(m.VersionCommand, " "), out.Status, andEnded(out.Ended))
+	}
+	if !hasWord(out.Text, want) {
+		return outcome.Refuse(outcome.VersionLie, "%q does not print %q: %q", strings.Join(m.VersionCommand, " "), want, clip(out.Text))
+	}
+	return nil
+}
+
+func andEnded(s string) string {
+	if s == "" {
+		return ""
+	}
+	return ", " + s
+}
+
+const (
+	versionTime   = 30 * time.Second
+	versionOutput = 4 << 10 // bytes of both streams that are looked at
+)
+
+// hasWord reports whether text has a word that is not part of a longer
+// version: 1.2 is not in 1.2.3.
+func hasWord(text, word string) bool {
+	for at := 0; ; {
+		i := strings.Index(text[at:], word)
+		if i < 0 {
+			return false
+		}
+		start, end := at+i, at+i+len(word)
+		if (start == 0 || !inWord(text[start-1])) && (end == len(text) || !inWord(text[end]) || text[end] == '.' && (end+1 == len(text) || !inWord(text[end+1]))) {
+			return true
+		}
+		at = start + 1
+	}
+}
+
+func inWord(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || strings.IndexByte("._-+~", c) >= 0
+}

@@ -1,0 +1,87 @@
+package enroll
+
+import (
+	"fmt"
+	"os"
+
+	"sluice/internal/config"
+	"sluice/internal/contract"
+	"sluice/internal/layout"
+	"sluice/internal/outcome"
+	"sluice/internal/record"
+)
+
+// A BoxView is what `sluice box --json` prints.
+type BoxView struct {
+	Schema     contract.Step                        `json:"schema"`
+	Components map[contract.Component]ComponentView `json:"components"`
+	Todo       []string                             `json:"todo"` // what its owner should run
+}
+
+// A ComponentView is one component of a BoxView.
+type ComponentView struct {
+	Channel string                 `json:"channel"`
+	Running string                 `json:"running"`
+	Good    string                 `json:"good"`
+	Pending string                 `json:"pending"`
+	Held    bool                   `json:"held"`
+	Result  *contract.Result       `json:"result"`
+	Journal *contract.JournalBrief `json:"journal"`
+}
+
+// View reads what this box runs, from world-readable files only.
+func View(root layout.Root) (BoxView, error) {
+	v := BoxView{Schema: contract.One, Components: map[contract.Component]ComponentView{}, Todo: []string{}}
+	names, err := config.Components(root)
+	if err != nil {
+		return v, err
+	}
+	if len(names) == 0 {
+		return v, outcome.Config("this is no box yet: `sluice enroll FILE` makes it one")
+	}
+	for _, name := range names {
+		v.Components[name] = v.component(record.State{Root: root, Name: name})
+	}
+	if config.Held(root) {
+		v.Todo = append(v.Todo, "sluice resume")
+	}
+	return v, nil
+}
+
+func (v *BoxView) component(s record.State) ComponentView {
+	c := ComponentView{Held: config.Held(s.Root)}
+	if conf, err := config.LoadComponent(s.Root, s.Name); err != nil {
+		v.Todo = append(v.Todo, "mend: "+err.Error())
+	} else {
+		c.Channel = string(conf.Channel)
+	}
+	c.Running, c.Good = link(s, layout.Current), link(s, layout.Good)
+	if r, ok, err := record.Load[contract.Result](s, layout.Result); err != nil {
+		v.Todo = append(v.Todo, "look at: "+err.Error())
+	} else if ok {
+		c.Result = &r
+		if r.Outcome == outcome.RollbackFailed {
+			v.Todo = append(v.Todo, fmt.Sprintf("look at %s, whose good build does not pass its gate; then promote another", s.Name))
+		}
+	}
+	if staged, ok, err := record.Load[contract.Staged](s, layout.StagedRecord); ok && err == nil && string(staged.Version) != c.Good && (c.Result == nil || !c.Result.Tuple.Equal(staged.Tuple)) {
+		c.Pending = string(staged.Version)
+	}
+	if j, ok, err := record.Load[contract.Journal](s, layout.Journal); err != nil {
+		v.Todo = append(v.Todo, fmt.Sprintf("recover -component %s", s.Name))
+	} else if ok {
+		c.Journal = &contract.JournalBrief{Phase: j.Phase, Node: j.Node, Tries: j.Tries}
+		if j.Tries > 0 {
+			v.Todo = append(v.Todo, fmt.Sprintf("recover -component %s", s.Name))
+		}
+	}
+	return c
+}
+
+func link(s record.State, p layout.Place) string {
+	target, err := os.Readlink(s.Path(p))
+	if err != nil {
+		return ""
+	}
+	return target[len("sets/"):]
+}

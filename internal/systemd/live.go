@@ -1,0 +1,340 @@
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+
+	"sluice/internal/fault"
+)
+
+// Live is the manager of the running system, over its private socket: root
+// reaches it without a D-Bus daemon, and before sysinit.target.
+type Live struct {
+	Fault *fault.Points // nil outside tests
+
+	mu   sync.Mutex
+	conn *sd.Conn
+}
+
+// tailLines is how many of a unit's last lines a reason carries.
+const tailLines = "4"
+
+var runs atomic.Int64
+
+// Live says that units run here.
+func (l *Live) Live() bool { return true }
+
+// Close ends the conversation.
+func (l *Live) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn != nil {
+		l.conn.Close()
+		l.conn = nil
+	}
+}
+
+// dial returns the connection, a fresh one if the last was lost.
+func (l *Live) dial(ctx context.Context) (*sd.Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn != nil && l.conn.Connected() {
+		return l.conn, nil
+	}
+	c, err := sd.NewSystemdConnectionContext(context.WithoutCancel(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("speaking to the service manager: %w", err)
+	}
+	l.conn = c
+	return c, nil
+}
+
+// call is for calls that change something.
+func (l *Live) call(ctx context.Context, op, object string) (*sd.Conn, error) {
+	if err := l.Fault.Hit(op, object); err != nil {
+		return nil, err
+	}
+	return l.dial(ctx)
+}
+
+// Unit asks for all properties at once.
+func (l *Live) Unit(ctx context.Context, name string) (Unit, error) {
+	c, err := l.dial(ctx)
+	if err != nil {
+		return Unit{}, err
+	}
+	p, err := c.GetAllPropertiesContext(ctx, name)
+	if err != nil {
+		return Unit{}, fmt.Errorf("asking for the properties of %s: %w", name, err)
+	}
+	u := Unit{Name: name, LoadState: get[string](p, "LoadState"), ActiveState: get[string](p, "ActiveState"), SubState: get[string](p, "SubState"),
+		UnitFileState: get[string](p, "UnitFileState"), FragmentPath: get[string](p, "FragmentPath"), NRestarts: get[uint32](p, "NRestarts"),
+		MainPID: int(get[uint32](p, "MainPID")), ActiveEnter: get[uint64](p, "ActiveEnterTimestampMonotonic"), MainStart: get[uint64](p, "ExecMainStartTimestampMonotonic"),
+		ExitCode: int(get[int32](p, "ExecMainCode")), ExitStatus: int(get[int32](p, "ExecMainStatus")), Result: get[string](p, "Result"), Type: get[string](p, "Type"),
+		NeedReload: get[bool](p, "NeedDaemonReload"), TimeoutStop: time.Duration(get[uint64](p, "TimeoutStopUSec")) * time.Microsecond,
+		InvocationID: fmt.Sprintf("%x", get[[]byte](p, "InvocationID"))}
+	if job := get[[]any](p, "Job"); len(job) > 0 {
+		u.HasJob = job[0] != uint32(0)
+	}
+	if starts := get[[][]any](p, "ExecStart"); len(starts) > 0 && len(starts[0]) > 0 {
+		u.Exec, _ = starts[0][0].(string)
+	}
+	return u, nil
+}
+
+func get[T any](p map[string]any, name string) T {
+	v, _ := p[name].(T)
+	return v
+}
+
+// Reload is daemon-reload.
+func (l *Live) Reload(ctx context.Context) error {
+	c, err := l.call(ctx, "reload", "")
+	if err != nil {
+		return err
+	}
+	return c.ReloadContext(ctx)
+}
+
+// Enable makes the links of [Install]. It does not reload the manager.
+func (l *Live) Enable(ctx context.Context, units []string) (bool, error) {
+	c, err := l.call(ctx, "enable", strings.Join(units, " "))
+	if err != nil {
+		return false, err
+	}
+	_, changes, err := c.EnableUnitFilesContext(ctx, units, false, false)
+	return len(changes) > 0, err
+}
+
+// Disable removes the links of [Install].
+func (l *Live) Disable(ctx context.Context, units []string) (bool, error) {
+	c, err := l.call(ctx, "disable", strings.Join(units, " "))
+	if err != nil {
+		return false, err
+	}
+	changes, err := c.DisableUnitFilesContext(ctx, units, false)
+	return len(changes) > 0, err
+}
+
+// ResetFailed clears a unit's failures and its start limit.
+func (l *Live) ResetFailed(ctx context.Context, unit string) error {
+	c, err := l.call(ctx, "reset-failed", unit)
+	if err != nil {
+		return err
+	}
+	return c.ResetFailedUnitContext(ctx, unit)
+}
+
+type jobCall func(c *sd.Conn) func(ctx context.Context, name, mode string, ch chan<- string) (int, error)
+
+func (l *Live) job(ctx context.Context, op, unit string, call jobCall) (string, error) {
+	c, err := l.call(ctx, op, unit)
+	if err != nil {
+		return "", err
+	}
+	result := make(chan string, 1) // buffered: go-systemd sends while it holds its lock
+	if _, err := call(c)(ctx, unit, "replace", result); err != nil {
+		return "", fmt.Errorf("%s %s: %w", op, unit, err)
+	}
+	select {
+	case r := <-result:
+		return r, nil
+	case <-ctx.Done():
+		return "", fmt.Errorf("%s %s: the job did not end in time: %w", op, unit, ctx.Err())
+	}
+}
+
+// Start starts a unit.
+func (l *Live) Start(ctx context.Context, unit string) (string, error) {
+	return l.job(ctx, "start", unit, func(c *sd.Conn) func(context.Context, string, string, chan<- string) (int, error) {
+		return c.StartUnitContext
+	})
+}
+
+// Stop stops a unit.
+func (l *Live) Stop(ctx context.Context, unit string) (string, error) {
+	return l.job(ctx, "stop", unit, func(c *sd.Conn) func(context.Context, string, string, chan<- string) (int, error) {
+		return c.StopUnitContext
+	})
+}
+
+// Restart restarts a unit.
+func (l *Live) Restart(ctx context.Context, unit string) (string, error) {
+	return l.job(ctx, "restart", unit, func(c *sd.Conn) func(context.Context, string, string, chan<- string) (int, error) {
+		return c.RestartUnitContext
+	})
+}
+
+// Queue queues a start.
+func (l *Live) Queue(ctx context.Context, unit string) error {
+	c, err := l.call(ctx, "queue", unit)
+	if err != nil {
+		return err
+	}
+	_, err = c.StartUnitContext(ctx, unit, "replace", nil)
+	return err
+}
+
+// stopTime is how long a command may take to die of SIGTERM.
+const stopTime = 2 * time.Second
+
+// floodLimit is how much output is thrown away before a command is taken for
+// a flood.
+const floodLimit = 1 << 20
+
+// Run runs a command in a transient unit: a child of the manager, with its own
+// sandbox, whose whole control group ends with it.
+func (l *Live) Run(ctx context.Context, cmd Command) (Output, error) {
+	path, err := exec.LookPath(cmd.Argv[0])
+	if err != nil {
+		return Output{}, err
+	}
+	c, err := l.call(ctx, "run", strings.Join(cmd.Argv, " "))
+	if err != nil {
+		return Output{}, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return Output{}, err
+	}
+	defer r.Close()
+	unit := fmt.Sprintf("sluice-run-%d-%d.service", os.Getpid(), runs.Add(1))
+	argv := append([]string{path}, cmd.Argv[1:]...)
+	props := append([]sd.Property{
+		sd.PropDescription("Sluice: " + strings.Join(cmd.Argv, " ")), sd.PropType("oneshot"), sd.PropExecStart(argv, false),
+		prop("StandardOutputFileDescriptor", dbus.UnixFD(w.Fd())), prop("StandardErrorFileDescriptor", dbus.UnixFD(w.Fd())),
+		prop("TimeoutStartUSec", uint64(cmd.Timeout/time.Microsecond)), prop("TimeoutStopUSec", uint64(stopTime/time.Microsecond)),
+	}, sandbox(cmd.Profile)...)
+	result := make(chan string, 1)
+	_, err = c.StartTransientUnitContext(ctx, unit, "fail", props, result)
+	w.Close() // ours; the command has its own
+	if err != nil {
+		return Output{}, fmt.Errorf("running %q: %w", cmd.Argv[0], err)
+	}
+	text := make(chan string, 1)
+	flood := make(chan struct{})
+	go func() {
+		kept, _ := io.ReadAll(io.LimitReader(r, int64(cmd.Output)))
+		// What follows is thrown away: a full pipe would only make it hang.
+		if n, _ := io.Copy(io.Discard, io.LimitReader(r, floodLimit)); n == floodLimit {
+			close(flood)
+		}
+		text <- string(kept)
+	}()
+	out := Output{Status: -1}
+	ended := "it was killed"
+	var job string
+	select {
+	case job = <-result:
+	case <-flood:
+		ended = "it would not stop printing"
+		_, _ = l.Stop(ctx, unit)
+		job = "flood"
+	case <-ctx.Done():
+		_, _ = l.Stop(context.WithoutCancel(ctx), unit)
+		return out, ctx.Err()
+	}
+	out.Text = <-text
+	if job == JobDone {
+		out.Status = 0
+		return out, nil
+	}
+	u, err := l.Unit(ctx, unit)
+	_ = l.ResetFailed(ctx, unit) // it goes; the name would stay loaded otherwise
+	if err != nil {
+		return out, err
+	}
+	switch {
+	case job != "flood" && u.Result == "exit-code":
+		out.Status = u.ExitStatus
+		return out, nil
+	case u.Result == "timeout" || job == "timeout":
+		ended = fmt.Sprintf("it did not end in %s", cmd.Timeout)
+	}
+	out.Ended = ended
+	return out, nil
+}
+
+func prop(name string, v any) sd.Property { return sd.Property{Name: name, Value: dbus.MakeVariant(v)} }
+
+// sandbox is what a command of a profile may not do.
+func sandbox(p Profile) []sd.Property {
+	if p == Tool {
+		return nil
+	}
+	props := []sd.Property{
+		prop("DynamicUser", true), prop("NoNewPrivileges", true), prop("ProtectSystem", "strict"), prop("ProtectHome", "yes"), prop("PrivateTmp", true),
+		prop("PrivateDevices", true), prop("ProtectKernelTunables", true), prop("ProtectControlGroups", true), prop("RestrictSUIDSGID", true),
+		prop("TasksMax", uint64(maxTasks)), prop("KillMode", "control-group"),
+	}
+	if p == Isolated {
+		return append(props, prop("PrivateNetwork", true))
+	}
+	type address struct {
+		Family int32
+		Bytes  []byte
+		Prefix uint32
+	}
+	everywhere := []address{{2, make([]byte, 4), 0}, {10, make([]byte, 16), 0}}
+	loopback := []address{{2, []byte{127, 0, 0, 0}, 8}, {10, append(make([]byte, 15), 1), 128}}
+	return append(props, prop("IPAddressDeny", everywhere), prop("IPAddressAllow", loopback))
+}
+
+// maxTasks is how many processes a command of somebody else's may have.
+const maxTasks = 64
+
+// Watch wakes its reader at every change of a unit's properties.
+func (l *Live) Watch(ctx context.Context) (<-chan struct{}, func()) {
+	wake := make(chan struct{}, 1)
+	c, err := sd.NewSystemdConnectionContext(ctx)
+	if err != nil || c.Subscribe() != nil {
+		return wake, func() {} // the reader has a clock of its own
+	}
+	updates, errs := make(chan *sd.PropertiesUpdate, 64), make(chan error, 64)
+	c.SetPropertiesSubscriber(updates, errs)
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-updates:
+			case <-errs:
+			case <-done:
+				return
+			}
+			select {
+			case wake <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return wake, func() { close(done); c.Close() }
+}
+
+// Tail asks the journal.
+func (l *Live) Tail(ctx context.Context, u Unit) string {
+	if u.InvocationID == "" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "journalctl", "-q", "--no-pager", "-o", "cat", "-n", tailLines, "_SYSTEMD_INVOCATION_ID="+u.InvocationID).Output()
+	var lines []string
+	for line := range strings.Lines(string(out)) {
+		lines = append(lines, strings.TrimSpace(line))
+	}
+	if err != nil && !errors.Is(err, exec.ErrNotFound) && len(lines) == 0 {
+		return ""
+	}
+	return strings.Join(lines, " / ")
+}

@@ -1,0 +1,96 @@
+// Package systemd is the service manager as Sluice uses it: over D-Bus on a
+// live box, by systemctl --root on another tree, and a recorder that stands
+// in for it in tests.
+package systemd
+
+import (
+	"context"
+	"time"
+
+	"sluice/internal/layout"
+)
+
+// A Unit is what the manager says of a unit at one moment. One sample lies: a
+// crash-looper looks active between two deaths.
+type Unit struct {
+	Name          string
+	LoadState     string
+	ActiveState   string
+	SubState      string
+	UnitFileState string
+	FragmentPath  string
+	InvocationID  string
+	NRestarts     uint32
+	MainPID       int
+	ActiveEnter   uint64 // µs, monotonic
+	MainStart     uint64 // µs, monotonic: when the main process started
+	ExitCode      int    // of the main process: si_code; 0: it runs, or never ran
+	ExitStatus    int
+	Result        string
+	Type          string
+	NeedReload    bool
+	HasJob        bool
+	TimeoutStop   time.Duration
+	Exec          string // the program of the first ExecStart=
+}
+
+// Active reports whether the unit is up, or a oneshot that did its work.
+func (u Unit) Active() bool { return u.ActiveState == "active" || u.ActiveState == "reloading" }
+
+// JobDone is the result of a job that succeeded.
+const JobDone = "done"
+
+// A Profile is how far a command that the manager runs for us may reach.
+type Profile int
+
+// The profiles.
+const (
+	Tool      Profile = iota // root, unconfined: systemd-sysusers, systemd-tmpfiles
+	Isolated                 // a throwaway user, everything read-only, no network
+	Loopbound                // the same, with loopback
+)
+
+// A Command is one command to be run outside the sandbox of its caller.
+type Command struct {
+	Argv    []string
+	Profile Profile
+	Timeout time.Duration
+	Output  int // bytes of both streams that are kept
+}
+
+// An Output is how a command ended.
+type Output struct {
+	Text   string // the first bytes of both streams
+	Status int    // exit status; -1 if it did not exit by itself
+	Ended  string // in words, if it did not exit by itself
+}
+
+// A Manager is a service manager. Methods that start, stop or restart wait
+// for the job and return its result; errors are of the conversation itself.
+type Manager interface {
+	Live() bool // units run, and can be judged
+	Unit(ctx context.Context, name string) (Unit, error)
+	Reload(ctx context.Context) error
+	Enable(ctx context.Context, units []string) (changed bool, err error)
+	Disable(ctx context.Context, units []string) (changed bool, err error)
+	ResetFailed(ctx context.Context, unit string) error
+	Start(ctx context.Context, unit string) (job string, err error)
+	Queue(ctx context.Context, unit string) error // a start that nobody waits for
+	Stop(ctx context.Context, unit string) (job string, err error)
+	Restart(ctx context.Context, unit string) (job string, err error)
+	Run(ctx context.Context, c Command) (Output, error)
+	// Watch wakes its reader when something happened to some unit; read
+	// properties to know what. stop ends it.
+	Watch(ctx context.Context) (wake <-chan struct{}, stop func())
+	// Tail returns the last lines that an invocation of a unit logged.
+	Tail(ctx context.Context, u Unit) string
+	Close()
+}
+
+// Of returns the manager of a tree.
+func Of(root layout.Root) Manager {
+	if root.Live() {
+		return &Live{}
+	}
+	return &Offline{Root: root}
+}
