@@ -136,13 +136,13 @@ func (j *judge) soak(ctx context.Context, window time.Duration, wake <-chan stru
 	end := time.Now().Add(window)
 	for {
 		units, _, err := j.look(ctx)
+		for name, was := range baseline {
+			if is, known := units[name]; known && !sameLife(was, is) {
+				return outcome.Rollback(outcome.Soak, "%s did not stay up: %s%s", name, ended(is), j.tail(ctx, was))
+			}
+		}
 		if err != nil {
 			return outcome.Rollback(outcome.Soak, "%w", err)
-		}
-		for name, was := range baseline {
-			if err := j.samelife(ctx, was, units[name]); err != nil {
-				return outcome.Rollback(outcome.Soak, "%w", err)
-			}
 		}
 		if time.Since(j.asked) >= probeEvery {
 			if err := j.stubbornProbe(ctx); err != nil {
@@ -160,11 +160,8 @@ func (j *judge) soak(ctx context.Context, window time.Duration, wake <-chan stru
 	}
 }
 
-func (j *judge) samelife(ctx context.Context, was, is systemd.Unit) error {
-	if is.InvocationID != was.InvocationID || is.NRestarts != was.NRestarts || is.ActiveEnter != was.ActiveEnter || is.MainPID != was.MainPID {
-		return fmt.Errorf("%s did not stay up: it was started again%s", was.Name, j.tail(ctx, was))
-	}
-	return nil
+func sameLife(was, is systemd.Unit) bool {
+	return is.InvocationID == was.InvocationID && is.NRestarts == was.NRestarts && is.ActiveEnter == was.ActiveEnter && is.MainPID == was.MainPID && is.ActiveState == was.ActiveState
 }
 
 func (j *judge) tail(ctx context.Context, u systemd.Unit) string {

@@ -225,7 +225,8 @@ func (d *Disk) Symlink(target, path string) error {
 }
 
 // Mkdir makes a folder, and those above it, with exactly mode; an existing
-// folder is left as it is.
+// folder is left as it is. A setgid bit that the folder inherits is not set
+// again: a sandbox with RestrictSUIDSGID= forbids that.
 func (d *Disk) Mkdir(path string, mode fs.FileMode) error {
 	if st, err := os.Lstat(path); err == nil {
 		if !st.IsDir() {
@@ -241,11 +242,18 @@ func (d *Disk) Mkdir(path string, mode fs.FileMode) error {
 	if err := d.Fault.Hit("mkdir", path); err != nil {
 		return err
 	}
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(path, mode.Perm()); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if err := os.Chmod(path, mode); err != nil {
+	st, err := os.Lstat(path)
+	if err != nil {
 		return err
+	}
+	const bits = fs.ModePerm | fs.ModeSetgid
+	if st.Mode()&bits != mode&bits {
+		if err := os.Chmod(path, mode); err != nil {
+			return err
+		}
 	}
 	return d.SyncFolder(filepath.Dir(path))
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -196,7 +197,7 @@ const floodLimit = 1 << 20
 // Run runs a command in a transient unit: a child of the manager, with its own
 // sandbox, whose whole control group ends with it.
 func (l *Live) Run(ctx context.Context, cmd Command) (Output, error) {
-	path, err := exec.LookPath(cmd.Argv[0])
+	path, err := find(cmd.Argv[0])
 	if err != nil {
 		return Output{}, err
 	}
@@ -264,6 +265,20 @@ func (l *Live) Run(ctx context.Context, cmd Command) (Output, error) {
 	}
 	out.Ended = ended
 	return out, nil
+}
+
+// find is exec.LookPath for a program that the manager, and not this process,
+// will run: within NoExecPaths= nothing looks executable.
+func find(name string) (string, error) {
+	if filepath.IsAbs(name) {
+		return name, nil
+	}
+	for _, dir := range []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return filepath.Join(dir, name), nil
+		}
+	}
+	return "", &exec.Error{Name: name, Err: exec.ErrNotFound}
 }
 
 func prop(name string, v any) sd.Property { return sd.Property{Name: name, Value: dbus.MakeVariant(v)} }

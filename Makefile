@@ -1,0 +1,54 @@
+# Sluice. `sudo make demo` shows it, `sudo make test` proves it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+# sudo's PATH lacks Go's default folder.
+GO ?= $(or $(shell command -v go),/usr/local/go/bin/go)
+VERSION ?= 0.1.0
+PLATFORM := $(shell $(GO) env GOOS 2>/dev/null)-$(shell $(GO) env GOARCH 2>/dev/null)
+DESTDIR ?= /usr/local
+FUZZTIME ?= 10m
+PROGRAMS := fetch verify stage apply recover
+LDFLAGS := -s -w -X sluice/internal/program.Version=$(VERSION)
+export CGO_ENABLED := 0
+
+.PHONY: build pipeline check test demo lint vuln fuzz install clean need-root
+
+build: ## the programs, into bin/
+	$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/...
+
+pipeline: build ## the component sluice, as a bundle in bin/
+	rm -rf bin/pipeline
+	mkdir -p bin/pipeline/bin bin/pipeline/units
+	for p in $(PROGRAMS) sluice; do cp bin/$$p bin/pipeline/bin/; done
+	cp units/*.service units/*.path bin/pipeline/units/
+	cp -r units/sysusers.d units/tmpfiles.d bin/pipeline/
+	sed 's/@VERSION@/$(VERSION)/' units/manifest.json >bin/pipeline/manifest.json
+	bin/sluice bundle bin/pipeline -o bin/sluice_$(VERSION)_$(PLATFORM).tar.zst
+
+check: ## what needs neither root nor a box, in under a minute
+	test/run check
+
+test: need-root ## everything; installs what is missing
+	test/run test
+
+demo: need-root ## a throwaway box that rolls itself
+	test/run demo
+
+lint: ## gofmt, vet, staticcheck, shellcheck
+	test/run lint
+
+vuln: ## known vulnerabilities of what is linked
+	test/run vuln
+
+fuzz: ## every decoder, FUZZTIME each
+	FUZZTIME=$(FUZZTIME) test/run fuzz
+
+install: pipeline ## the command and the pipeline's bundle, into DESTDIR
+	install -D -m 0755 bin/sluice $(DESTDIR)/bin/sluice
+	install -D -m 0644 bin/sluice_$(VERSION)_$(PLATFORM).tar.zst $(DESTDIR)/share/sluice/sluice_$(VERSION)_$(PLATFORM).tar.zst
+
+clean:
+	rm -rf bin
+
+need-root:
+	@if [ "$$(id -u)" != 0 ]; then echo "needs root: sudo make $(or $(MAKECMDGOALS),test)" >&2; exit 2; fi
