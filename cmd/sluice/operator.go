@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -156,12 +157,10 @@ func writeBundle(file, dir string, m contract.Manifest) (bundle.Info, error) {
 	defer end()
 	info, err := bundle.Pack(temp, dir, m, func(n int64) { done(n, m.Size()) })
 	if err != nil {
-		return info, fmt.Errorf("packing %q: %w", dir, firstError(err, temp.Abandon()))
+		return info, fmt.Errorf("packing %q: %w", dir, errors.Join(err, temp.Abandon()))
 	}
 	return info, temp.Commit()
 }
-
-func firstError(err error, _ error) error { return err }
 
 // A list is a flag that may be given more than once.
 type list []string
@@ -171,9 +170,9 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
 // operator are the flags of what changes a pointer.
 type operator struct {
-	set                          *flag.FlagSet
-	store, key, component, chan_ string
-	yes, json                    bool
+	set               *flag.FlagSet
+	store, key, chan_ string
+	yes, json         bool
 }
 
 func newOperator(verb string) *operator {

@@ -162,6 +162,10 @@ func (r *roll) forward(ctx context.Context) (reason string, err error) {
 	case committed:
 		return armReason(err), nil
 	case gateErr != nil:
+		var judged *outcome.Error
+		if !errors.As(gateErr, &judged) {
+			gateErr = outcome.Rollback(wordOf(gateErr, outcome.Gate), "%w", gateErr)
+		}
 		return "", gateErr
 	}
 	return "", outcome.Rollback(wordOf(err, outcome.Converge), "%w", err)
@@ -245,6 +249,9 @@ func (r *roll) revert(ctx context.Context) error {
 	k.WasActive = r.journal.WasActive
 	var gateErr error
 	k.Gate = func(ctx context.Context) error {
+		if r.boot {
+			return nil // what is to be judged has not been started yet
+		}
 		for range 2 {
 			if gateErr = r.gate(ctx, r.good, r.target, k.Jobs); gateErr == nil || ctx.Err() != nil {
 				break

@@ -20,6 +20,8 @@ type Points struct {
 	// Err is what that operation answers instead of being done; the run goes
 	// on. nil means: die there, before the operation.
 	Err error
+	// Refuse, if not nil, says with which error an operation fails.
+	Refuse func(op, object string) error
 	// Seen, if not nil, is told of every operation that is about to be done.
 	Seen func(n int, op, object string)
 
@@ -41,6 +43,11 @@ func (p *Points) Hit(op, object string) error {
 	p.n++
 	if p.Seen != nil {
 		p.Seen(p.n, op, object)
+	}
+	if p.Refuse != nil {
+		if err := p.Refuse(op, object); err != nil {
+			return err
+		}
 	}
 	if p.n != p.At {
 		return nil

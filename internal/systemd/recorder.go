@@ -1,0 +1,226 @@
+package systemd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"sluice/internal/fault"
+	"sluice/internal/layout"
+)
+
+// Recorder stands in for the manager in tests: it keeps unit states in
+// memory, reads unit files where a box has them, and writes down every call
+// that changes something, in order.
+type Recorder struct {
+	Root  layout.Root
+	Fault *fault.Points
+	// OnStart decides how a start of a unit ends: the job's result, and what
+	// becomes of the unit, which is active otherwise. nil: all is well.
+	OnStart func(unit string, u *Unit) (job string)
+	// OnRun decides how a command ends. nil: it prints its own arguments.
+	OnRun func(c Command) Output
+
+	mu      sync.Mutex
+	calls   []string
+	units   map[string]*Unit
+	enabled map[string]bool
+	lives   int
+}
+
+// Calls returns what was called, in order.
+func (r *Recorder) Calls() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.calls)
+}
+
+// Forget forgets the calls.
+func (r *Recorder) Forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = nil
+}
+
+// Enabled returns the enabled units, sorted.
+func (r *Recorder) Enabled() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []string
+	for u := range r.enabled {
+		out = append(out, u)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Active returns the active units, sorted.
+func (r *Recorder) Active() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []string
+	for name, u := range r.units {
+		if u.Active() {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (r *Recorder) call(op string, objects ...string) error {
+	line := strings.TrimSpace(op + " " + strings.Join(objects, " "))
+	if err := r.Fault.Hit("manager: "+op, strings.Join(objects, " ")); err != nil {
+		return err
+	}
+	r.calls = append(r.calls, line)
+	return nil
+}
+
+func (r *Recorder) unit(name string) *Unit {
+	if r.units == nil {
+		r.units, r.enabled = map[string]*Unit{}, map[string]bool{}
+	}
+	if r.units[name] == nil {
+		r.units[name] = &Unit{Name: name, ActiveState: "inactive", SubState: "dead", Result: "success"}
+	}
+	return r.units[name]
+}
+
+// Live says that units can be judged.
+func (r *Recorder) Live() bool { return true }
+
+// Close does nothing.
+func (r *Recorder) Close() {}
+
+// Unit returns a unit's state.
+func (r *Recorder) Unit(_ context.Context, name string) (Unit, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u := *r.unit(name)
+	file := name
+	if at := strings.Index(name, "@"); at >= 0 {
+		file = name[:at+1] + filepath.Ext(name)
+	}
+	u.LoadState = "not-found"
+	path := filepath.Join(string(layout.SystemdUnits), file)
+	if _, err := os.Lstat(r.Root.Join(path)); err == nil {
+		u.LoadState, u.FragmentPath, u.UnitFileState = "loaded", path, "disabled"
+		if r.enabled[name] {
+			u.UnitFileState = "enabled"
+		}
+	}
+	return u, nil
+}
+
+// Reload is recorded.
+func (r *Recorder) Reload(context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.call("reload")
+}
+
+// Enable is recorded.
+func (r *Recorder) Enable(_ context.Context, units []string) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.call("enable", units...); err != nil {
+		return false, err
+	}
+	changed := false
+	for _, u := range units {
+		r.unit(u)
+		changed = changed || !r.enabled[u]
+		r.enabled[u] = true
+	}
+	return changed, nil
+}
+
+// Disable is recorded.
+func (r *Recorder) Disable(_ context.Context, units []string) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.call("disable", units...); err != nil {
+		return false, err
+	}
+	for _, u := range units {
+		r.unit(u)
+		delete(r.enabled, u)
+	}
+	return true, nil
+}
+
+// ResetFailed is recorded.
+func (r *Recorder) ResetFailed(_ context.Context, unit string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.call("reset-failed", unit)
+}
+
+func (r *Recorder) begin(op, name string) (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.call(op, name); err != nil {
+		return "", err
+	}
+	u := r.unit(name)
+	r.lives++
+	u.ActiveState, u.SubState, u.Result = "active", "running", "success"
+	u.InvocationID, u.ActiveEnter, u.MainPID, u.NRestarts = fmt.Sprint("life-", r.lives), uint64(r.lives), r.lives, 0
+	u.ExitCode, u.ExitStatus, u.NeedReload = 0, 0, false
+	if r.OnStart != nil {
+		return r.OnStart(name, u), nil
+	}
+	return JobDone, nil
+}
+
+// Start is recorded.
+func (r *Recorder) Start(_ context.Context, unit string) (string, error) {
+	return r.begin("start", unit)
+}
+
+// Restart is recorded.
+func (r *Recorder) Restart(_ context.Context, unit string) (string, error) {
+	return r.begin("restart", unit)
+}
+
+// Queue is recorded.
+func (r *Recorder) Queue(_ context.Context, unit string) error {
+	_, err := r.begin("queue", unit)
+	return err
+}
+
+// Stop is recorded.
+func (r *Recorder) Stop(_ context.Context, unit string) (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.call("stop", unit); err != nil {
+		return "", err
+	}
+	u := r.unit(unit)
+	u.ActiveState, u.SubState, u.MainPID = "inactive", "dead", 0
+	return JobDone, nil
+}
+
+// Run is recorded, by the program's name.
+func (r *Recorder) Run(_ context.Context, c Command) (Output, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.call("run", filepath.Base(c.Argv[0])); err != nil {
+		return Output{}, err
+	}
+	if r.OnRun != nil {
+		return r.OnRun(c), nil
+	}
+	return Output{Text: strings.Join(c.Argv, " ")}, nil
+}
+
+// Watch never wakes.
+func (r *Recorder) Watch(context.Context) (<-chan struct{}, func()) { return nil, func() {} }
+
+// Tail says who would be asked.
+func (r *Recorder) Tail(_ context.Context, u Unit) string { return "log of " + u.Name }
