@@ -63,6 +63,10 @@ func (f *Fetcher) download(ctx context.Context, w *follow) error {
 		n, err := f.receive(ctx, w, a, have, io.MultiWriter(part, hash))
 		have += n
 		w.pending.Downloaded += n
+		var known *outcome.Error
+		if errors.As(err, &known) {
+			return err
+		}
 		if err != nil {
 			return outcome.Defer(outcome.Store, "downloading %q, %d of %d bytes are here: %w", a.Key, have, a.Size, err)
 		}
@@ -87,7 +91,7 @@ func (f *Fetcher) receive(ctx context.Context, w *follow, a contract.Artifact, o
 	}
 	defer body.Close()
 	if body.Size != a.Size {
-		return 0, fmt.Errorf("it has %d bytes in the store, %d were signed", body.Size, a.Size)
+		return 0, outcome.Defer(outcome.DigestMismatch, "%q has %d bytes in the store, %d were signed", a.Key, body.Size, a.Size)
 	}
 	watch := time.AfterFunc(slowPatience, cancel)
 	defer watch.Stop()

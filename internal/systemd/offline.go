@@ -94,8 +94,8 @@ func (o *Offline) Run(ctx context.Context, cmd Command) (Output, error) {
 	kept := &bounded{limit: cmd.Output, flood: cancel}
 	c.Stdout, c.Stderr = kept, kept
 	err := c.Start()
-	if err != nil {
-		return Output{Status: -1}, err
+	if err != nil { // as the manager would say: the command's fault, not ours
+		return Output{Status: -1, Ended: err.Error()}, nil
 	}
 	err = c.Wait()
 	_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // what it forked
