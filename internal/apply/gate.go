@@ -74,6 +74,9 @@ func (r *roll) judge(ctx context.Context, b, other node.Build, jobs map[string]s
 	if err != nil {
 		return err
 	}
+	if r.down != nil {
+		r.down.stop() // it answers; in the soak nobody hammers it
+	}
 	if err := r.version(ctx, b.Manifest, r.State.Path(layout.Current)); err != nil {
 		return outcome.Rollback(outcome.Gate, "run through current: %w", err)
 	}

@@ -20,7 +20,7 @@ const (
 	answerTime  = time.Second
 	execTime    = 10 * time.Second
 	execOutput  = 1 << 10
-	statusLimit = 1 << 10 // bytes of a status line
+	answerLimit = 4 << 20 // bytes of an answer that are read
 	downEvery   = 20 * time.Millisecond
 	downLimit   = time.Minute // how long an answer is watched for after the restart
 )
@@ -65,10 +65,14 @@ func askHTTP(ctx context.Context, p contract.Probe) error {
 	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: sluice\r\nConnection: close\r\n\r\n", u.RequestURI(), u.Host); err != nil {
 		return err
 	}
-	line, err := bufio.NewReader(io.LimitReader(c, statusLimit)).ReadString('\n')
+	in := bufio.NewReader(io.LimitReader(c, answerLimit))
+	line, err := in.ReadString('\n')
 	if err != nil {
 		return fmt.Errorf("no status line: %w", err)
 	}
+	// The rest is read and thrown away, as far as it comes: a service whose
+	// client hangs up in the middle of an answer may log that as an error.
+	_, _ = io.Copy(io.Discard, in)
 	fields := strings.Fields(line)
 	if len(fields) < 2 || !strings.HasPrefix(fields[0], "HTTP/1.") || len(fields[1]) != 3 {
 		return fmt.Errorf("no status line: %q", clip(line))

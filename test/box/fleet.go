@@ -34,7 +34,11 @@ type Fleet struct {
 // bundle, and does not enroll yet. bin holds the operator's command and the
 // pipeline's bundle.
 func NewFleet(ctx context.Context, b *Box, bin, store, components string) (*Fleet, error) {
-	f := &Fleet{Box: b, Store: store}
+	return newFleet(ctx, &Fleet{Box: b, Store: store}, bin, components)
+}
+
+func newFleet(ctx context.Context, f *Fleet, bin, components string) (*Fleet, error) {
+	b, store := f.Box, f.Store
 	if err := os.MkdirAll(filepath.Join(b.Root, "srv/bucket"), 0o755); err != nil {
 		return nil, err
 	}
