@@ -54,7 +54,8 @@ type Fetcher struct {
 // A follow is what is known of one component between two looks.
 type follow struct {
 	state   record.State
-	raw     []byte // the envelope that was read last; nil: to be read
+	raw     []byte           // the envelope that was read last; nil: to be read
+	channel contract.Channel // that it was read for
 	pointer *trust.Pointer
 	bad     string // why the pointer does not count
 	said    string // the last complaint: each is logged once
@@ -121,8 +122,8 @@ func (f *Fetcher) look(ctx context.Context, w *follow, fresh bool) error {
 	if err != nil {
 		return err
 	}
-	if w.pointer != nil && w.pointer.Channel != conf.Channel {
-		fresh, w.pointer = true, nil
+	if w.channel != conf.Channel {
+		fresh, w.pointer, w.channel = true, nil, conf.Channel
 	}
 	if fresh {
 		if err := f.read(ctx, w, conf); err != nil {

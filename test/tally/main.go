@@ -37,8 +37,8 @@ func main() {
 		case "output", "build-output":
 			output[id].WriteString(e.Output)
 			// What a test has to show, beside whether it passed.
-			if show, ok := strings.CutPrefix(strings.TrimSpace(e.Output), "SHOW "); ok {
-				fmt.Println("  " + show)
+			if _, show, ok := strings.Cut(e.Output, "SHOW "); ok {
+				fmt.Print("     " + show)
 			}
 		case "pass", "fail", "skip":
 			switch {
