@@ -20,7 +20,7 @@ pipeline: build ## the component sluice, as a bundle in bin/
 	rm -rf bin/pipeline
 	mkdir -p bin/pipeline/bin bin/pipeline/units
 	for p in $(PROGRAMS) sluice; do cp bin/$$p bin/pipeline/bin/; done
-	cp units/*.service units/*.path bin/pipeline/units/
+	cp units/sluice-* bin/pipeline/units/
 	cp -r units/sysusers.d units/tmpfiles.d bin/pipeline/
 	sed 's/@VERSION@/$(VERSION)/' units/manifest.json >bin/pipeline/manifest.json
 	bin/sluice bundle bin/pipeline -o bin/sluice_$(VERSION)_$(PLATFORM).tar.zst

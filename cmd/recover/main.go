@@ -32,7 +32,7 @@ func command() *ffcli.Command {
 	set, common := flag.NewFlagSet("recover", flag.ContinueOnError), &program.Common{}
 	common.Flags(set)
 	boot := set.Bool("boot", false, "recover every component; stop, judge and wait for nothing")
-	return &ffcli.Command{Name: "recover", ShortHelp: "finish or undo a roll that was cut", ShortUsage: "recover -component NAME | recover -boot", FlagSet: set,
+	return &ffcli.Command{Name: "recover", ShortHelp: "finish or undo a roll that was cut", ShortUsage: "recover -component NAME | recover -boot | recover heal", FlagSet: set, Subcommands: []*ffcli.Command{heal()},
 		LongHelp: "Reads /opt/sluice/NAME/journal.json. Forward from phase gated, back from anywhere else; then the\njournal is removed. Without a journal there is nothing to do.",
 		Exec: func(ctx context.Context, args []string) error {
 			if err := program.NoOperands(args); err != nil {
@@ -41,41 +41,57 @@ func command() *ffcli.Command {
 			if *boot == (common.Component != "") {
 				return outcome.Usage("say -component NAME or -boot, and only one of them")
 			}
-			names, err := components(common, *boot)
+			if *boot {
+				return each(common, record.State.Open, func(a *apply.Applier) error { return a.Recover(ctx, true) })
+			}
+			state, err := common.State()
 			if err != nil {
 				return err
 			}
 			manager := systemd.Of(common.Root())
 			defer manager.Close()
-			box, err := config.LoadBox(common.Root())
-			if err != nil {
-				program.Log.Warn(fmt.Sprintf("%s, ignoring: recovery goes by the defaults", err))
-			}
-			var errs []error // one component's failure doesn't stop the next
-			for _, name := range names {
-				a := &apply.Applier{State: record.State{Root: common.Root(), Disk: &durable.Disk{}, Name: name}, Manager: manager, Box: box, Log: program.Log, Status: program.Status, Now: time.Now}
-				errs = append(errs, a.Recover(ctx, *boot))
-			}
-			return errors.Join(errs...)
+			return applier(state, manager).Recover(ctx, false)
 		}}
 }
 
-// components returns the one that is asked for, or all that have a journal.
-func components(common *program.Common, all bool) ([]contract.Component, error) {
-	if !all {
-		name, err := common.Name()
-		return []contract.Component{name}, err
+func heal() *ffcli.Command {
+	set, common := flag.NewFlagSet("recover heal", flag.ContinueOnError), &program.Common{}
+	common.Flags(set)
+	return &ffcli.Command{Name: "heal", ShortHelp: "put right what nothing else would", ShortUsage: "recover heal", FlagSet: set,
+		LongHelp: "Starts path units that do not watch, removes what killed runs left, and starts the recovery of a\nroll that nobody is at work on. It restarts no service.",
+		Exec: func(ctx context.Context, args []string) error {
+			if err := program.NoOperands(args); err != nil {
+				return err
+			}
+			all := func(record.State) bool { return true }
+			return each(common, all, func(a *apply.Applier) error { return a.Heal(ctx) })
+		}}
+}
+
+func applier(state record.State, manager systemd.Manager) *apply.Applier {
+	box, err := config.LoadBox(state.Root)
+	if err != nil {
+		program.Log.Warn(fmt.Sprintf("%s, ignoring: recovery goes by the defaults", err))
 	}
+	return &apply.Applier{State: state, Manager: manager, Box: box, Log: program.Log, Status: program.Status, Now: time.Now}
+}
+
+// each does something for every component of the box that is wanted. One
+// component's failure doesn't stop the next.
+func each(common *program.Common, wanted func(record.State) bool, do func(*apply.Applier) error) error {
+	manager := systemd.Of(common.Root())
+	defer manager.Close()
 	entries, err := os.ReadDir(common.Root().Path(layout.Opt, ""))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var names []contract.Component
+	var errs []error
 	for _, e := range entries {
 		name, err := contract.Parse[contract.Component](e.Name())
-		if err == nil && (record.State{Root: common.Root(), Name: name}).Open() {
-			names = append(names, name)
+		state := record.State{Root: common.Root(), Disk: &durable.Disk{}, Name: name}
+		if err == nil && e.IsDir() && wanted(state) {
+			errs = append(errs, do(applier(state, manager)))
 		}
 	}
-	return names, nil
+	return errors.Join(errs...)
 }

@@ -1,0 +1,92 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sluice/internal/durable"
+	"sluice/internal/layout"
+	"sluice/internal/systemd"
+)
+
+// Heal puts right what nothing else would: path units that the manager gave
+// up on, leftovers of killed runs, a roll that was cut by hand and that no
+// OnFailure= recovers. It restarts no service of a component. It waits for no
+// lock: who holds one is at work.
+func (a *Applier) Heal(ctx context.Context) error {
+	busy, cancel := context.WithCancel(ctx)
+	cancel()
+	lock, err := durable.Acquire(busy, a.State.Path(layout.Lock))
+	if errors.Is(err, durable.ErrBusy) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	errs := []error{a.rearm(ctx)}
+	open := a.State.Open()
+	if !open {
+		errs = append(errs, a.tidy())
+	}
+	lock.Release()
+	if open {
+		a.Log.Warn("a roll is open and nobody is at work on it: starting its recovery", "component", a.State.Name)
+		errs = append(errs, a.Manager.Queue(ctx, fmt.Sprintf("sluice-recover@%s.service", a.State.Name)))
+	}
+	return errors.Join(errs...)
+}
+
+// rearm starts the path units that should watch and do not. A failed one
+// never comes back by itself: its service has to be reset first.
+func (a *Applier) rearm(ctx context.Context) error {
+	var errs []error
+	for _, step := range []string{"verify", "stage", "apply"} {
+		path := fmt.Sprintf("sluice-%s@%s.path", step, a.State.Name)
+		u, err := a.Manager.Unit(ctx, path)
+		if err != nil {
+			return err
+		}
+		if u.LoadState == "not-found" || u.Active() {
+			continue
+		}
+		a.Log.Warn("a path unit does not watch: starting it", "component", a.State.Name, "unit", path, "state", u.ActiveState)
+		_ = a.Manager.ResetFailed(ctx, fmt.Sprintf("sluice-%s@%s.service", step, a.State.Name)) // says nothing if it is not loaded
+		_ = a.Manager.ResetFailed(ctx, path)
+		job, err := a.Manager.Start(ctx, path)
+		if err == nil && job != systemd.JobDone {
+			err = fmt.Errorf("starting %s: %s", path, job)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// tidy removes what killed runs left among root's files of the component. The
+// caller holds the lock, so that none of it is in use.
+func (a *Applier) tidy() error {
+	base := a.State.Path(layout.OptOf)
+	entries, err := os.ReadDir(base)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") && strings.HasSuffix(e.Name(), durable.TempSuffix) {
+			errs = append(errs, a.State.Disk.Remove(filepath.Join(base, e.Name())))
+		}
+	}
+	sets, err := os.ReadDir(a.State.Path(layout.Sets))
+	if err != nil {
+		return err
+	}
+	for _, e := range sets {
+		if strings.HasPrefix(e.Name(), ".") { // being built, or being removed
+			errs = append(errs, a.State.Disk.RemoveTree(filepath.Join(a.State.Path(layout.Sets), e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
