@@ -14,7 +14,6 @@ import (
 	"github.com/peterbourgon/ff/v3/ffcli"
 
 	"sluice/internal/apply"
-	"sluice/internal/config"
 	"sluice/internal/marker"
 	"sluice/internal/program"
 	"sluice/internal/systemd"
@@ -36,10 +35,6 @@ func command() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			box, err := config.LoadBox(common.Root())
-			if err != nil {
-				return err
-			}
 			defer program.LastAtLeast(marker.MinRun, time.Now())
 			manager := systemd.Of(common.Root())
 			defer manager.Close()
@@ -49,7 +44,7 @@ func command() *ffcli.Command {
 			}
 			locks, cancel := context.WithTimeout(ctx, wait)
 			defer cancel()
-			a := &apply.Applier{State: state, Manager: manager, Box: box, Log: program.Log, Status: program.Status, Now: time.Now, Again: *again}
+			a := &apply.Applier{State: state, Manager: manager, Log: program.Log, Status: program.Status, Now: time.Now, Again: *again, Auto: program.Started()}
 			return a.Run(ctx, locks)
 		}}
 }

@@ -73,7 +73,7 @@ func applier(state record.State, manager systemd.Manager) *apply.Applier {
 	if err != nil {
 		program.Log.Warn(fmt.Sprintf("%s, ignoring: recovery goes by the defaults", err))
 	}
-	return &apply.Applier{State: state, Manager: manager, Box: box, Log: program.Log, Status: program.Status, Now: time.Now}
+	return &apply.Applier{State: state, Manager: manager, Box: box, Log: program.Log, Status: program.Status, Now: time.Now, Auto: program.Started()}
 }
 
 // each does something for every component of the box that is wanted. One

@@ -222,8 +222,9 @@ func component(args []string) (contract.Component, error) {
 
 func update() *ffcli.Command {
 	o := newOperator("update")
-	var files list
+	var files, platforms list
 	o.set.Var(&files, "file", "`bundle` to promote; once for each platform")
+	o.set.Var(&platforms, "platform", "`name` of a platform that must be among the bundles")
 	spread := o.set.Duration("spread", 0, "boxes wait a part of this that is theirs")
 	return &ffcli.Command{Name: "update", ShortHelp: "promote a release", ShortUsage: "sluice update [COMPONENT] -file BUNDLE [-channel stable] [-spread 5m]", FlagSet: o.set,
 		Exec: func(ctx context.Context, args []string) error {
@@ -245,17 +246,27 @@ func update() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			done, end := progress("mirroring")
-			c, release, err := fleet.Ingest(ctx, op.Store, files, time.Now(), done)
-			end()
+			plan, err := fleet.Read(files, time.Now())
 			if err != nil {
 				return err
 			}
+			c := plan.Component
 			if want != "" && want != c {
 				return outcome.Usage("the bundle is of component %s, not of %s", c, want)
 			}
-			return o.change(ctx, op, c, ch, fmt.Sprintf("promote %s %s to channel %s of %s?", c, release.Version, ch, op.Store), func() (contract.Pointer, error) {
-				return op.Promote(ctx, c, ch, release, *spread)
+			for _, p := range platforms {
+				if _, there := plan.Release.Artifacts[contract.Platform(p)]; !there {
+					return outcome.Usage("none of the bundles is for platform %s", p)
+				}
+			}
+			return o.change(ctx, op, c, ch, fmt.Sprintf("promote %s %s to channel %s of %s?", c, plan.Release.Version, ch, op.Store), func() (contract.Pointer, error) {
+				done, end := progress("mirroring")
+				err := plan.Mirror(ctx, op.Store, done)
+				end()
+				if err != nil {
+					return contract.Pointer{}, err
+				}
+				return op.Promote(ctx, c, ch, plan.Release, *spread)
 			})
 		}}
 }

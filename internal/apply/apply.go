@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"sluice/internal/config"
@@ -36,6 +35,7 @@ type Applier struct {
 	Status  func(format string, args ...any)
 	Now     func() time.Time // what records are stamped with; no deadline reads it
 	Again   bool             // by hand: try a promote that has ended here
+	Auto    bool             // nobody asked for this run by hand
 
 	conf config.Component
 }
@@ -44,6 +44,10 @@ type Applier struct {
 // for the component's lock until locks ends.
 func (a *Applier) Run(ctx, locks context.Context) error {
 	if _, err := marker.Take(a.State.Root, layout.OptOf, layout.Staged, string(a.State.Name)); err != nil {
+		return err
+	}
+	var err error
+	if a.Box, err = config.LoadBox(a.State.Root); err != nil {
 		return err
 	}
 	lock, err := durable.Acquire(locks, a.State.Path(layout.Lock))
@@ -145,13 +149,13 @@ func (a *Applier) load(b contract.Build) (node.Build, error) {
 // finish writes result.json for a tuple, after everything else but the
 // journal.
 func (a *Applier) finish(t contract.Tuple, o outcome.Outcome, reason string, started time.Time, down time.Duration) error {
-	r := contract.Result{Schema: contract.One, Tuple: t, Outcome: o, Reason: clip(reason), Attempt: 1, Config: a.conf.Digest,
+	r := contract.Result{Schema: contract.One, Tuple: t, Outcome: o, Reason: contract.Clip(reason), Attempt: 1, Config: a.conf.Digest,
 		At: contract.At(a.Now()), TookMS: time.Since(started).Milliseconds(), DownMS: down.Milliseconds()}
 	if down < 0 {
 		r.DownMS = -1
 	}
-	if last, ok, err := record.Load[contract.Result](a.State, layout.Result); ok && err == nil && last.Tuple.Equal(t) && last.Outcome != outcome.Applied {
-		r.Attempt = last.Attempt + 1
+	if last, ok, err := record.Load[contract.Result](a.State, layout.Result); ok && err == nil && last.Tuple.Equal(t) && last.Outcome == o {
+		r.Attempt = last.Attempt + 1 // of this kind: what was deferred before takes no try from what was interrupted
 	}
 	if err := a.State.Save(layout.Result, r); err != nil {
 		return err
@@ -159,14 +163,6 @@ func (a *Applier) finish(t contract.Tuple, o outcome.Outcome, reason string, sta
 	a.Log.Info("ended", "component", a.State.Name, "version", t.Version, "outcome", o, "reason", reason)
 	a.Status("%s %s: %s", a.State.Name, t.Version, o)
 	return nil
-}
-
-func clip(s string) string {
-	s = strings.ReplaceAll(s, "\n", "; ")
-	if len(s) > contract.MaxReason {
-		return s[:contract.MaxReason-len("…")] + "…"
-	}
-	return s
 }
 
 // ends records how a promote ended before anything was changed, and returns

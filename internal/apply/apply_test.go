@@ -494,3 +494,88 @@ func TestHasWord(t *testing.T) {
 		}
 	}
 }
+
+// The two builds list other inputs: both lists count, so that both sides of
+// the move agree on what is restarted, and nothing is stopped and left.
+func TestChangedInputLists(t *testing.T) {
+	some := func(m *contract.Manifest) { m.Units.Restart[0].Inputs = []string{"bin/edge"} }
+	for name, change := range map[string][2]func(*contract.Manifest){"narrowed": {nil, some}, "widened": {some, nil}} {
+		b := newBox(t)
+		files := map[string]string{"bin/edge": "#!same", "etc/x": "1"}
+		b.stage("1", files, change[0])
+		b.must(b.apply())
+		files["etc/x"] = "2"
+		b.stage("2", files, change[1])
+		b.must(b.apply())
+		if got := b.manager.Active(); !slices.Equal(got, []string{"edge.service"}) {
+			t.Errorf("%s: active %v", name, got)
+		}
+	}
+}
+
+// A service that is not enabled any more, and still to be restarted, runs.
+func TestNoLongerEnabledStillRuns(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	b.stage("2", nil, func(m *contract.Manifest) { m.Units.Enable, m.Units.Inert = nil, []string{"edge.service"} })
+	b.must(b.apply())
+	if got := b.manager.Active(); !slices.Equal(got, []string{"edge.service"}) || len(b.manager.Enabled()) > 0 {
+		t.Errorf("active %v, enabled %v", got, b.manager.Enabled())
+	}
+}
+
+// What a service logs is anything; a reason is text.
+func TestReasonsAreText(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	two := b.stage("2", nil, nil)
+	b.manager.OnRun = func(c systemd.Command) systemd.Output {
+		return systemd.Output{Text: strings.Repeat("\xff\xe9ü", 2000)}
+	}
+	_ = b.apply()
+	if r := b.ended(two, outcome.Refused, outcome.VersionLie); len(r.Reason) > contract.MaxReason {
+		t.Errorf("%d bytes", len(r.Reason))
+	}
+}
+
+// A socket that is new is started before its service; one whose own file
+// changed is restarted, whoever its service is; another is left alone.
+func TestSockets(t *testing.T) {
+	b := newBox(t)
+	socket := "[Socket]\nListenStream=1\n[Install]\nWantedBy=sockets.target\n"
+	files := map[string]string{"units/edge.socket": socket, "units/side.socket": socket, "units/side.service": "[Service]\nExecStart=/y\n"}
+	enable := func(m *contract.Manifest) { m.Units.Enable = append(m.Units.Enable, "edge.socket", "side.socket") }
+	b.stage("1", files, enable)
+	b.must(b.apply())
+	calls := strings.Join(b.manager.Calls(), "\n")
+	if s, r := strings.Index(calls, "restart edge.socket"), strings.Index(calls, "restart edge.service"); s < 0 || s > r {
+		t.Errorf("first install:\n%s", calls)
+	}
+	b.stage("2", files, enable)
+	b.must(b.apply())
+	if calls := strings.Join(b.manager.Calls(), "\n"); strings.Contains(calls, ".socket") {
+		t.Errorf("the sockets are the same:\n%s", calls)
+	}
+	files["units/side.socket"] = strings.Replace(socket, "=1", "=2", 1)
+	b.stage("3", files, enable)
+	b.must(b.apply())
+	if calls := strings.Join(b.manager.Calls(), "\n"); !strings.Contains(calls, "restart side.socket") || strings.Contains(calls, "restart edge.socket") {
+		t.Errorf("only side.socket changed:\n%s", calls)
+	}
+}
+
+// A configuration that is wrong does not leave the marker: its path unit would
+// start apply again and again.
+func TestBadConfigurationTakesTheMarker(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(os.WriteFile(b.state.Path(layout.BoxConf), []byte("SLUICE_SORE=x\n"), 0o644))
+	if err := b.apply(); outcome.Exit(err) != outcome.ExitConfig {
+		t.Error(err)
+	}
+	if exists(b.state.Path(layout.Staged)) {
+		t.Error("the marker is still raised")
+	}
+}

@@ -300,7 +300,7 @@ func (j *judge) exec(ctx context.Context, p contract.Probe) error {
 		return err
 	}
 	if out.Status != 0 || out.Ended != "" {
-		return fmt.Errorf("exit status %d%s: %s", out.Status, andEnded(out.Ended), clip(out.Text))
+		return fmt.Errorf("exit status %d%s: %s", out.Status, andEnded(out.Ended), contract.Clip(out.Text))
 	}
 	return nil
 }

@@ -75,11 +75,11 @@ func askHTTP(ctx context.Context, p contract.Probe) error {
 	_, _ = io.Copy(io.Discard, in)
 	fields := strings.Fields(line)
 	if len(fields) < 2 || !strings.HasPrefix(fields[0], "HTTP/1.") || len(fields[1]) != 3 {
-		return fmt.Errorf("no status line: %q", clip(line))
+		return fmt.Errorf("no status line: %q", contract.Clip(line))
 	}
 	status, err := strconv.Atoi(fields[1])
 	if err != nil {
-		return fmt.Errorf("no status line: %q", clip(line))
+		return fmt.Errorf("no status line: %q", contract.Clip(line))
 	}
 	if p.Status != 0 && status != p.Status {
 		return fmt.Errorf("status %d, not %d", status, p.Status)
@@ -146,12 +146,14 @@ func (d *downtime) watch(ctx context.Context, good time.Time) {
 		case ok:
 			good = time.Now()
 		case ctx.Err() != nil:
-			return
 		default:
 			missed = true
 		}
 		select {
 		case <-ctx.Done():
+			if missed { // who stops the watch has had an answer
+				d.set(time.Since(good))
+			}
 			return
 		case <-tick.C:
 		}

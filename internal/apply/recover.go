@@ -17,6 +17,9 @@ import (
 	"sluice/internal/record"
 )
 
+// maxTries is how often recovery is tried without anybody asking for it.
+const maxTries = 2
+
 // Recover finishes or undoes an open roll; without one it does nothing. At
 // boot nothing is stopped, judged or waited for. It waits for the component's
 // lock until ctx ends.
@@ -30,13 +33,16 @@ func (a *Applier) Recover(ctx context.Context, boot bool) error {
 		return err
 	}
 	defer lock.Release()
+	if !a.State.Open() {
+		return nil // whoever held the lock has done it
+	}
 	return a.recover(ctx, lock, boot)
 }
 
 // recover is what Recover does with the component's lock held. That a build
 // was put back is no error of recovery.
 func (a *Applier) recover(ctx context.Context, _ *durable.Lock, boot bool) error {
-	r := &roll{Applier: a, started: time.Now(), host: &hostLock{path: a.State.Path(layout.HostLock)}, boot: boot}
+	r := &roll{Applier: a, started: time.Now(), host: &hostLock{path: a.State.Path(layout.HostLock)}, recovering: true, boot: boot}
 	if err := r.host.take(ctx); err != nil {
 		return err
 	}
@@ -71,14 +77,21 @@ func (r *roll) reopen() (bool, error) {
 	if conf, err := config.LoadComponent(r.State.Root, r.State.Name); err == nil {
 		r.conf = conf
 	}
+	if !r.State.Open() {
+		return false, nil
+	}
 	journal, ok, err := record.LoadOrQuarantine[contract.Journal](r.State, layout.Journal, r.report)
 	if err != nil {
 		return false, err
 	}
-	if !ok {
+	if !ok { // it was there, and is quarantined now
 		if journal, err = r.unknown(); err != nil {
 			return false, err
 		}
+	}
+	if r.Auto && !r.boot && journal.Tries >= maxTries {
+		// Every try restarts services: after two it is for a person to say when.
+		return false, fmt.Errorf("recovery of %s has failed %d times: see why in the log, then run `recover -component %s`", r.State.Name, journal.Tries, r.State.Name)
 	}
 	r.journal = journal
 	r.journal.Tries++
@@ -129,8 +142,7 @@ func (r *roll) finishForward(ctx context.Context) error {
 	}
 	k := r.maker()
 	k.Passed = true
-	ledger := graph.Ledger{Batches: k.Batches(), Contributions: []graph.Contribution{k.Expand(r.good, r.target, false), k.Expand(r.target, r.good, true)}}
-	err := graph.Err(ledger.Fold().Converge(ctx, graph.Walk{Before: r.note}))
+	err := graph.Err(k.Ledger(r.target, r.good).Fold().Converge(ctx, graph.Walk{Before: r.note}))
 	if ctx.Err() != nil || errors.Is(err, fault.ErrDead) {
 		return errors.Join(ctx.Err(), err)
 	}

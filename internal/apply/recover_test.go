@@ -2,12 +2,15 @@ package apply
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice/internal/contract"
+	"sluice/internal/durable"
 	"sluice/internal/fault"
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
@@ -146,4 +149,117 @@ func TestApplyRecoversFirst(t *testing.T) {
 	b.must(b.apply())
 	b.ended(three, outcome.Applied, "")
 	b.runs("3")
+}
+
+// A recovery that comes late, after somebody else has finished the roll, does
+// nothing: it invents no roll to go back from.
+func TestLateRecoveryDoesNothing(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	two := b.stage("2", nil, nil)
+	b.cutAt(Gating)
+	// It has seen the journal, and waits for the lock.
+	lock, err := durable.Acquire(context.Background(), b.state.Path(layout.Lock))
+	b.must(err)
+	late := make(chan error)
+	go func() { late <- b.applier().Recover(context.Background(), false) }()
+	a := b.applier()
+	b.must(a.recover(context.Background(), lock, false))
+	before := b.manager.Calls()
+	lock.Release()
+	b.must(<-late)
+	if after := b.manager.Calls(); len(after) != len(before) {
+		t.Errorf("it did %v", after[len(before):])
+	}
+	b.ended(two, outcome.RolledBack, outcome.Interrupted)
+}
+
+// Cut before a new unit file was there, going back disables a unit that has no
+// file: systemd says so, and that is all right.
+func TestGoingBackFromBeforeAUnitFile(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		b := newBox(t)
+		if !first {
+			b.stageFull("1")
+			b.must(b.apply())
+		}
+		two := b.stageFull("2")
+		b.cutAt(Opening)
+		b.must(b.applier().Recover(context.Background(), false))
+		b.ended(two, outcome.RolledBack, outcome.Interrupted)
+		if !first {
+			b.runs("1")
+		}
+	}
+}
+
+// Nobody asks for the third try: every one restarts services.
+func TestStuckJournal(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	b.stage("2", nil, nil)
+	b.cutAt(Gating)
+	b.manager.Fault.Refuse = func(op, _ string) error {
+		if op == "manager: restart" {
+			return errors.New("the manager is ill")
+		}
+		return nil
+	}
+	a := b.applier()
+	a.Auto = true
+	for try := 1; try <= 4; try++ {
+		b.manager.Forget()
+		err := a.Recover(context.Background(), false)
+		if err == nil || !b.state.Open() {
+			t.Fatalf("try %d: %v", try, err)
+		}
+		if acted := len(b.manager.Calls()) > 0; acted != (try <= maxTries) {
+			t.Errorf("try %d: %v", try, b.manager.Calls())
+		}
+	}
+	b.manager.Fault.Refuse = nil
+	b.must(b.applier().Recover(context.Background(), false)) // by hand
+	b.runs("1")
+}
+
+// A transaction that wrote its result and died before its journal was gone is
+// one attempt.
+func TestResultIsCountedOnce(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	two := b.stage("2", nil, nil)
+	b.cutAt(Gating)
+	dead := false
+	b.disk.Fault.Refuse = func(op, object string) error {
+		if dead || op == "remove" && strings.HasSuffix(object, "journal.json") {
+			dead = true
+			return fault.ErrDead
+		}
+		return nil
+	}
+	_ = b.applier().Recover(context.Background(), false)
+	b.disk.Fault.Refuse = nil
+	b.must(b.applier().Recover(context.Background(), false))
+	if r := b.ended(two, outcome.RolledBack, outcome.Interrupted); r.Attempt != 1 {
+		t.Errorf("attempt %d", r.Attempt)
+	}
+}
+
+// What was deferred before takes no try from what is interrupted.
+func TestDeferralsTakeNoTries(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	two := b.stage("2", nil, nil)
+	for range 4 {
+		b.must(b.applier().finish(two, outcome.Deferred, "no-space: x", time.Now(), -1))
+	}
+	b.cutAt(Gating)
+	b.must(b.applier().Recover(context.Background(), false))
+	if r := b.ended(two, outcome.RolledBack, outcome.Interrupted); r.Attempt != 1 {
+		t.Errorf("attempt %d", r.Attempt)
+	}
 }

@@ -34,7 +34,9 @@ type roll struct {
 	host    *hostLock
 	started time.Time
 	down    *downtime
-	boot    bool
+
+	recovering bool // an earlier life opened the journal
+	boot       bool
 }
 
 // roll applies a staged build. The caller holds the component's lock.
@@ -152,8 +154,7 @@ func (r *roll) forward(ctx context.Context) (reason string, err error) {
 		committed = true
 		return nil
 	}
-	ledger := graph.Ledger{Batches: k.Batches(), Contributions: []graph.Contribution{k.Expand(r.good, r.target, false), k.Expand(r.target, r.good, true)}}
-	err = graph.Err(ledger.Fold().Converge(ctx, graph.Walk{Before: r.note, FirstFailure: true}))
+	err = graph.Err(k.Ledger(r.target, r.good).Fold().Converge(ctx, graph.Walk{Before: r.note, FirstFailure: true}))
 	switch {
 	case ctx.Err() != nil:
 		return "", ctx.Err()
@@ -205,10 +206,20 @@ func (r *roll) recordApplied(reason string) error {
 	if r.down != nil {
 		down = r.down.took()
 	}
-	if err := r.finish(b.Tuple, outcome.Applied, reason, r.started, down); err != nil {
+	if err := r.conclude(outcome.Applied, reason, down); err != nil {
 		return err
 	}
 	return r.close(b)
+}
+
+// conclude writes the result, unless this same transaction has written it in
+// an earlier life: it is one attempt.
+func (r *roll) conclude(o outcome.Outcome, reason string, down time.Duration) error {
+	if last, ok, err := record.Load[contract.Result](r.State, layout.Result); ok && err == nil && r.recovering && last.Tuple.Equal(r.journal.Target.Tuple) &&
+		last.Outcome == o && !last.At.Before(r.journal.StartedAt.Time) {
+		return nil
+	}
+	return r.finish(r.journal.Target.Tuple, o, reason, r.started, down)
 }
 
 // close prunes, and removes the journal: there is nothing left to finish.
@@ -235,7 +246,7 @@ func (r *roll) back(ctx context.Context, why error) error {
 	if errors.Is(why, fault.ErrDead) {
 		return why
 	}
-	r.journal.Reason = clip(why.Error())
+	r.journal.Reason = contract.Clip(why.Error())
 	if err := r.enter(Reverting); err != nil {
 		r.report(fmt.Errorf("%w, ignoring: the earlier phase says back as well", err))
 	}
@@ -257,17 +268,14 @@ func (r *roll) revert(ctx context.Context) error {
 				break
 			}
 			for _, u := range node.Changed(r.good, r.target) {
-				job, err := r.Manager.Restart(ctx, u)
-				if err != nil {
-					return err
+				if err := k.Restart(ctx, u); err != nil {
+					gateErr = err
 				}
-				k.Jobs[u] = job
 			}
 		}
 		return nil // that the good build does not pass either keeps nothing from being armed
 	}
-	ledger := graph.Ledger{Batches: k.Batches(), Contributions: []graph.Contribution{k.Expand(r.target, r.good, false), k.Expand(r.good, r.target, true)}}
-	reports := ledger.Fold().Converge(ctx, graph.Walk{Before: r.note})
+	reports := k.Ledger(r.good, r.target).Fold().Converge(ctx, graph.Walk{Before: r.note})
 	if ctx.Err() != nil {
 		return fmt.Errorf("stopped while going back, recover goes on: %w", ctx.Err())
 	}
@@ -275,8 +283,8 @@ func (r *roll) revert(ctx context.Context) error {
 		return fmt.Errorf("going back from %s: %w: the journal stays, run `recover -component %s`", r.journal.Target.Version, err, r.State.Name)
 	}
 	if gateErr != nil {
-		r.journal.Reason = clip(fmt.Sprintf("%s; and the good build does not pass its gate either: %s", r.journal.Reason, gateErr))
-		if err := r.finish(r.journal.Target.Tuple, outcome.RollbackFailed, r.journal.Reason, r.started, -1); err != nil {
+		r.journal.Reason = contract.Clip(fmt.Sprintf("%s; and the good build does not pass its gate either: %s", r.journal.Reason, gateErr))
+		if err := r.conclude(outcome.RollbackFailed, r.journal.Reason, -1); err != nil {
 			return err
 		}
 		return errors.Join(&outcome.Error{Outcome: outcome.RollbackFailed, Word: outcome.Gate, Err: errors.New(r.journal.Reason)}, r.close(r.old()))
@@ -297,7 +305,7 @@ func (r *roll) old() contract.Build {
 
 // recordRolledBack says why the new build was left.
 func (r *roll) recordRolledBack() error {
-	if err := r.finish(r.journal.Target.Tuple, outcome.RolledBack, r.journal.Reason, r.started, -1); err != nil {
+	if err := r.conclude(outcome.RolledBack, r.journal.Reason, -1); err != nil {
 		return err
 	}
 	word, text, _ := strings.Cut(r.journal.Reason, ": ")
@@ -340,7 +348,7 @@ func (r *roll) version(ctx context.Context, m contract.Manifest, dir string) err
 		return outcome.Refuse(outcome.VersionLie, "%q: exit status %d%s", strings.Join(m.VersionCommand, " "), out.Status, andEnded(out.Ended))
 	}
 	if !hasWord(out.Text, want) {
-		return outcome.Refuse(outcome.VersionLie, "%q does not print %q: %q", strings.Join(m.VersionCommand, " "), want, clip(out.Text))
+		return outcome.Refuse(outcome.VersionLie, "%q does not print %q: %q", strings.Join(m.VersionCommand, " "), want, contract.Clip(out.Text))
 	}
 	return nil
 }

@@ -68,6 +68,10 @@ func (b *Box) Check() error {
 	if _, err := contract.Parse[contract.Label](b.Label); err != nil {
 		return outcome.Config("SLUICE_LABEL: %w", err)
 	}
+	return b.checkNumbers()
+}
+
+func (b *Box) checkNumbers() error {
 	if b.Rate < 0 || b.MinSoak < 0 || b.Poll < MinPoll {
 		return outcome.Config("SLUICE_RATE and SLUICE_MIN_SOAK must not be negative, SLUICE_POLL not below %s", MinPoll)
 	}
@@ -75,6 +79,8 @@ func (b *Box) Check() error {
 }
 
 // LoadBox reads box.conf of a root. Without a file every key has its default.
+// The label is only fetch's affair: a host's name that is none keeps no box
+// from being applied to.
 func LoadBox(root layout.Root) (Box, error) {
 	var b Box
 	set := flag.NewFlagSet("box.conf", flag.ContinueOnError)
@@ -82,7 +88,7 @@ func LoadBox(root layout.Root) (Box, error) {
 	if err := Complete(set, root); err != nil {
 		return b, err
 	}
-	return b, b.Check()
+	return b, b.checkNumbers()
 }
 
 // Complete fills the flags of a set that are still unset from box.conf.

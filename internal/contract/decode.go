@@ -138,7 +138,7 @@ func object(data []byte) (map[string]jsontext.Value, error) {
 
 // encode writes a document: deterministic, indented by two, one newline.
 func encode(v any) []byte {
-	data, err := json.Marshal(v, json.Deterministic(true), jsontext.WithIndent("  "))
+	data, err := json.Marshal(v, json.Deterministic(true), jsontext.WithIndent("  "), jsontext.AllowInvalidUTF8(true))
 	if err != nil {
 		panic(fmt.Sprintf("contract: a document of ours can't be written: %v", err)) // a mistake in a type of this package
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"regexp"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -170,6 +171,9 @@ func (a Artifact) check(c Component, v Version) error {
 	return nil
 }
 
+// keyPart is wide enough for every file name that is made of valid names.
+var keyPart = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$`)
+
 // KeyForm checks the name of an object: relative, clean, plain characters.
 func KeyForm(key string) error {
 	const maxKey = 512
@@ -177,7 +181,7 @@ func KeyForm(key string) error {
 		return fmt.Errorf("%q is no key: it must be a clean relative path of at most %d bytes", clip(key), maxKey)
 	}
 	for _, part := range strings.Split(key, "/") {
-		if !versionForm.MatchString(part) {
+		if !keyPart.MatchString(part) {
 			return fmt.Errorf("%q is no key: %q must be a letter or digit, then letters, digits and . _ -", clip(key), clip(part))
 		}
 	}

@@ -3,6 +3,7 @@ package contract
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -18,6 +19,16 @@ const (
 	MaxReason    = 1 << 10  // bytes of a reason that are kept
 	MaxVersions  = 64       // versions whose digests are remembered
 )
+
+// Clip makes one line of valid text, of at most MaxReason bytes, out of
+// anything: reasons carry what services log.
+func Clip(s string) string {
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\n", "; ")
+	if len(s) <= MaxReason {
+		return s
+	}
+	return strings.ToValidUTF8(s[:MaxReason-len("…")], "") + "…"
+}
 
 // A Hint is what verify asks root for. Only Version and PromotedAt are taken
 // from it, and neither is believed.

@@ -8,6 +8,7 @@
 package durable
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +29,9 @@ const TempSuffix = ".tmp"
 // outside tests.
 type Disk struct {
 	Fault *fault.Points
+	// Shared: others may write the same path at the same time, without a lock.
+	// Every temporary file has a name of its own, and what a kill leaves stays.
+	Shared bool
 }
 
 // WriteFile puts data whole under path: temporary file in the same folder,
@@ -58,6 +62,9 @@ func (d *Disk) Create(path string, mode fs.FileMode) (*Temp, error) {
 		return nil, err
 	}
 	name := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+TempSuffix)
+	if d.Shared {
+		name = filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+rand.Text()+TempSuffix)
+	}
 	// What a killed run left under this name is nobody's: its owner held the lock that we hold.
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err

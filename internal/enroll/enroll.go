@@ -233,9 +233,18 @@ func (e *Enroller) pipeline(ctx context.Context, s store.Store, set trust.Set, b
 	if err := e.bucket(box); err != nil {
 		return err
 	}
-	a := &apply.Applier{State: state, Manager: e.Manager, Box: box, Log: e.Log, Status: e.Status, Now: time.Now}
-	return a.Run(ctx, ctx)
+	// Again: whoever enrolls wants it tried, however an earlier try ended.
+	a := &apply.Applier{State: state, Manager: e.Manager, Log: e.Log, Status: e.Status, Now: time.Now, Again: true}
+	if err := a.Run(ctx, ctx); err != nil {
+		return err
+	}
+	if applied, _, err := record.Load[contract.Applied](state, layout.Applied); err != nil || !applied.Same(b) {
+		return fmt.Errorf("component %s was not applied (is this box held?): %w", layout.Pipeline, errors.Join(err, errNotApplied))
+	}
+	return nil
 }
+
+var errNotApplied = errors.New("see its log above")
 
 // stage brings the pipeline's bundle to its set, as fetch, verify and stage
 // would.
@@ -250,7 +259,17 @@ func (e *Enroller) stage(ctx context.Context, s store.Store, state record.State,
 			return b, err
 		}
 	}
-	seen := contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{p.Channel: p.Water()}}
+	seen, had, err := record.Load[contract.Seen](state, layout.Seen)
+	if err != nil {
+		return b, err
+	}
+	if !had {
+		seen = contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{}}
+	}
+	if water := seen.Channels[p.Channel].PromotedAt; p.PromotedAt.Before(water.Time) {
+		return b, outcome.Refuse(outcome.Replay, "the store's promote of %s is older than %s, which the deployment knows", p.PromotedAt, water)
+	}
+	seen.Channels[p.Channel] = p.Water()
 	versions := contract.Versions{Schema: contract.One, Versions: contract.VersionLog{{Version: b.Version, ManifestSHA256: b.ManifestSHA256}}}
 	return b, errors.Join(state.Save(layout.Seen, seen), state.Save(layout.Versions, versions), state.Save(layout.StagedRecord, contract.Staged{Schema: contract.One, Build: b}))
 }

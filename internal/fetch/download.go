@@ -44,7 +44,7 @@ func (f *Fetcher) download(ctx context.Context, w *follow) error {
 	a := w.pointer.Payload.Current.Artifacts[contract.Here()]
 	path := f.objectPath(w)
 	if free, err := durable.Free(filepath.Dir(filepath.Dir(path))); err == nil && free < a.Size+a.TarSize+spare {
-		return outcome.Defer(outcome.NoSpace, "%d bytes are free below %q, the bundle and its tree need %d", free, filepath.Dir(filepath.Dir(path)), a.Size+a.TarSize+spare)
+		return outcome.Defer(outcome.NoSpace, "the bundle and its tree need %d bytes below %q, so many are not free", a.Size+a.TarSize+spare, filepath.Dir(filepath.Dir(path)))
 	}
 	if err := f.Disk.Mkdir(filepath.Dir(path), 0o750|fs.ModeSetgid); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (f *Fetcher) download(ctx context.Context, w *follow) error {
 			return err
 		}
 		if err != nil {
-			return outcome.Defer(outcome.Store, "downloading %q, %d of %d bytes are here: %w", a.Key, have, a.Size, err)
+			return outcome.Defer(outcome.Store, "downloading %q: %w", a.Key, err)
 		}
 	}
 	if have != a.Size || record.Hex(hash) != a.SHA256 {

@@ -60,13 +60,14 @@ type follow struct {
 	bad     string // why the pointer does not count
 	said    string // the last complaint: each is logged once
 
-	pending contract.Pending
-	since   time.Time // until when pending.WaitedMS counts
-	noted   time.Time
-	raised  time.Time     // zero: nothing outstanding
-	retry   time.Time     // when a deferred promote is tried again
-	answer  contract.Time // of the last result that was looked at
-	world   string        // what a deferred promote may be waiting for
+	pending  contract.Pending
+	since    time.Time // until when pending.WaitedMS counts
+	noted    time.Time
+	raised   time.Time     // zero: nothing outstanding
+	retry    time.Time     // when what was deferred, here or at root, is tried again
+	failures int           // downloads in a row that did not succeed
+	answer   contract.Time // of the last result that was looked at
+	world    string        // what a deferred promote may be waiting for
 }
 
 // Once looks at every component, reading all pointers anew, and publishes.
@@ -116,10 +117,12 @@ func (f *Fetcher) complain(w *follow, err error) {
 // look is one look at one component.
 func (f *Fetcher) look(ctx context.Context, w *follow, fresh bool) error {
 	if config.Held(f.Root) {
+		w.raw = nil // what the bell said meanwhile is heard afterwards
 		return nil
 	}
 	conf, err := config.LoadComponent(f.Root, w.state.Name)
 	if err != nil {
+		w.raw = nil
 		return err
 	}
 	if w.channel != conf.Channel {
@@ -159,6 +162,7 @@ func (f *Fetcher) wait(w *follow) error {
 
 // read reads the pointer of root's channel.
 func (f *Fetcher) read(ctx context.Context, w *follow, conf config.Component) error {
+	f.Beat()
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
 	o, err := f.Store.Get(ctx, contract.PointerKey(w.state.Name, conf.Channel), contract.MaxEnvelope, "")
@@ -172,6 +176,7 @@ func (f *Fetcher) read(ctx context.Context, w *follow, conf config.Component) er
 	}
 	set, err := w.state.Trust()
 	if err != nil {
+		w.raw = nil
 		return err
 	}
 	p, err := set.Pointer(o.Data, w.state.Name, conf.Channel)
@@ -244,6 +249,7 @@ func (f *Fetcher) pursue(ctx context.Context, w *follow, conf config.Component, 
 	now := time.Now()
 	if !w.pending.Equal(tuple) {
 		w.pending = contract.Pending{Schema: contract.One, Tuple: tuple}
+		w.failures = 0
 		w.since, w.noted, w.raised, w.retry, w.answer = now, time.Time{}, time.Time{}, time.Time{}, contract.Time{}
 		if err := f.clean(w, tuple.Version); err != nil {
 			return err
@@ -265,8 +271,11 @@ func (f *Fetcher) pursue(ctx context.Context, w *follow, conf config.Component, 
 	}
 	if action == decide.Update && !f.present(w) {
 		if err := f.download(ctx, w); err != nil {
+			w.failures++
+			w.retry, w.world = time.Now().Add(decide.Backoff(w.failures)), f.worldNow()
 			return err
 		}
+		w.failures = 0
 	}
 	return f.ask(w, time.Now())
 }

@@ -35,7 +35,8 @@ type counting struct {
 	puts  int
 	tick  chan struct{} // one for each look at the bell
 	fails error         // what Open answers
-	short int64         // how many bytes a body has before it breaks; 0: all
+	noPut bool
+	short int64 // how many bytes a body has before it breaks; 0: all
 }
 
 func (c *counting) Get(ctx context.Context, key string, limit int64, unless string) (store.Object, error) {
@@ -50,6 +51,9 @@ func (c *counting) Get(ctx context.Context, key string, limit int64, unless stri
 
 func (c *counting) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond store.Condition) (string, error) {
 	c.puts++
+	if c.noPut {
+		return "", store.ErrDenied
+	}
 	return c.Store.Put(ctx, key, body, size, cond)
 }
 
@@ -310,6 +314,12 @@ func TestDownloadIsResumed(t *testing.T) {
 		t.Fatalf("%v, %v", st, err)
 	}
 	b.store.short = 0
+	// Not at once: a store that hands out wrong bytes would be asked at every poll.
+	b.must(b.Once(context.Background()))
+	if b.raised() {
+		t.Error("no back-off after a failed download")
+	}
+	b.follows["edge"].retry = time.Now().Add(-time.Second)
 	b.must(b.Once(context.Background()))
 	if !b.raised() || b.follows["edge"].pending.Downloaded != size {
 		t.Errorf("%d bytes were downloaded in all, of %d", b.follows["edge"].pending.Downloaded, size)
@@ -349,15 +359,43 @@ func TestHoldAndChannel(t *testing.T) {
 	if b.raised() || !b.status("edge").Held {
 		t.Error("held, and asked all the same")
 	}
+	// Promoted while it was held: heard after the hold, without another bell.
+	b.promote("2", 0)
+	b.must(b.pass(context.Background(), true))
 	b.must(os.Remove(b.state.Path(layout.Hold)))
+	b.must(b.pass(context.Background(), false))
+	if got := b.follows["edge"].pending.Version; !b.raised() || got != "2" {
+		t.Errorf("after the hold it asked for %q", got)
+	}
 	b.must(os.WriteFile(b.state.Path(layout.ComponentConf), []byte("SLUICE_CHANNEL=canary\n"), 0o644))
 	b.must(b.Once(context.Background()))
-	if b.raised() {
-		t.Error("it followed a channel that root has left")
+	b.raised() // to tidy up
+	if w := b.follows["edge"]; w.pointer != nil || w.pending.Version != "" {
+		t.Errorf("it followed a channel that root has left: %+v", w.pending)
 	}
 	b.must(os.WriteFile(b.state.Path(layout.ComponentConf), []byte("SLUICE_CHANNEL=stable\n"), 0o644))
 	b.must(b.pass(context.Background(), false)) // without a bell
 	if !b.raised() {
 		t.Error("the change of channel was not seen")
+	}
+}
+
+// A heartbeat that can't be written is complained of once, and not tried at
+// every pass.
+func TestHeartbeatThatFails(t *testing.T) {
+	b := newBox(t)
+	var log bytes.Buffer
+	b.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b.store.noPut = true
+	for range 5 {
+		_ = b.Once(context.Background())
+	}
+	if b.store.puts != 1 || strings.Count(log.String(), "heartbeat") != 1 {
+		t.Errorf("%d tries; log: %s", b.store.puts, log.String())
+	}
+	b.store.noPut, b.heart.next = false, time.Time{}
+	b.must(b.Once(context.Background()))
+	if b.heart.failed {
+		t.Error("it does not recover")
 	}
 }

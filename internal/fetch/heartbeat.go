@@ -21,8 +21,9 @@ const (
 )
 
 type heart struct {
-	said string    // what the last one said, but for its time
-	next time.Time // when it is said again
+	said   string    // what the last one said, but for its time
+	next   time.Time // when it is said again
+	failed bool      // the last one could not be written
 }
 
 func (h heart) due(now time.Time) bool { return !now.Before(h.next) }
@@ -37,17 +38,21 @@ func (f *Fetcher) publish(ctx context.Context, names []contract.Component) error
 	}
 	now := time.Now()
 	said := string(beat.Encode())
-	if said == f.heart.said && !f.heart.due(now) {
+	if !f.heart.due(now) && (said == f.heart.said || f.heart.failed) {
 		return nil
 	}
+	f.Beat()
 	beat.At = contract.At(now)
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
 	if _, err := store.PutBytes(ctx, f.Store, contract.StatusKey(beat.Label), beat.Encode(), store.Condition{}); err != nil {
-		f.heart.next = now.Add(heartRetry)
+		if !f.heart.failed {
+			f.Log.Warn(fmt.Sprintf("the heartbeat can't be published: %s", err))
+		}
+		f.heart.next, f.heart.failed = now.Add(heartRetry), true
 		return fmt.Errorf("publishing the heartbeat: %w", err)
 	}
-	f.heart = heart{said, now.Add(heartInterval)}
+	f.heart = heart{said: said, next: now.Add(heartInterval)}
 	return nil
 }
 
@@ -70,15 +75,8 @@ func (f *Fetcher) status(name contract.Component) contract.ComponentStatus {
 			s.Pending = "spread"
 		}
 		if complaint := cmp.Or(w.bad, w.said); complaint != "" {
-			s.Pending = clip(complaint)
+			s.Pending = contract.Clip(complaint)
 		}
-	}
-	return s
-}
-
-func clip(s string) string {
-	if len(s) > contract.MaxReason {
-		return s[:contract.MaxReason]
 	}
 	return s
 }

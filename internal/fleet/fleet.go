@@ -133,10 +133,18 @@ type change func(p *contract.Pointer) (action string, err error)
 // swap changes a channel's pointer: read, change, sign, compare and swap. A
 // lost race begins again from the read. The bell is rung last.
 func (o *Operator) swap(ctx context.Context, c contract.Component, ch contract.Channel, change change) (contract.Pointer, error) {
+	op := newOp()
+	var lost error // a write whose answer did not come
 	for range swapTries {
 		old, etag, err := o.Pointer(ctx, c, ch)
 		if err != nil {
-			return contract.Pointer{}, err
+			return contract.Pointer{}, errors.Join(lost, err)
+		}
+		if len(old.Payload.Audit) > 0 && old.Payload.Audit[0].Op == op {
+			return old.Pointer, Ring(ctx, o.Store, o.Now()) // it was ours, only the answer was lost
+		}
+		if lost != nil && !errors.Is(lost, store.ErrConflict) {
+			return contract.Pointer{}, lost
 		}
 		next := old.Pointer
 		if etag == "" {
@@ -153,18 +161,15 @@ func (o *Operator) swap(ctx context.Context, c contract.Component, ch contract.C
 			now = earliest
 		}
 		next.PromotedAt = contract.At(now)
-		entry := contract.Audit{Action: action, From: string(from), To: string(next.Payload.Current.Version), Actor: o.Actor, At: next.PromotedAt, Op: newOp()}
+		entry := contract.Audit{Action: action, From: string(from), To: string(next.Payload.Current.Version), Actor: o.Actor, At: next.PromotedAt, Op: op}
 		next.Payload.Audit = append([]contract.Audit{entry}, next.Payload.Audit...)
 		data, err := o.fit(&next)
 		if err != nil {
 			return contract.Pointer{}, err
 		}
 		cond := store.Condition{IfMatch: etag, IfNone: etag == ""}
-		if _, err = store.PutBytes(ctx, o.Store, contract.PointerKey(c, ch), data, cond); errors.Is(err, store.ErrConflict) {
-			continue
-		}
-		if err != nil {
-			return contract.Pointer{}, err
+		if _, lost = store.PutBytes(ctx, o.Store, contract.PointerKey(c, ch), data, cond); lost != nil {
+			continue // read back: it may be ours, somebody else's, or not written
 		}
 		return next, Ring(ctx, o.Store, now)
 	}

@@ -16,43 +16,55 @@ import (
 	"sluice/internal/store"
 )
 
-// Ingest mirrors bundles of one version, each for another platform, and
-// returns the release that they are. Present and equal: skipped; present and
-// different: everything stops, a version is immutable. progress is told of
-// the bytes that are done, of all.
-func Ingest(ctx context.Context, s store.Store, files []string, now time.Time, progress func(done, total int64)) (contract.Component, contract.Release, error) {
-	r := contract.Release{Artifacts: map[contract.Platform]contract.Artifact{}, Source: "file", ReleasedAt: contract.At(now)}
-	var c contract.Component
-	var total, done int64
-	infos := map[string]bundle.Info{}
+// A Plan is a release whose bundles have been looked at, and not yet mirrored.
+type Plan struct {
+	Component contract.Component
+	Release   contract.Release
+	files     map[contract.Platform]string
+}
+
+// Read looks at bundles of one version, each for another platform.
+func Read(files []string, now time.Time) (Plan, error) {
+	p := Plan{Release: contract.Release{Artifacts: map[contract.Platform]contract.Artifact{}, Source: "file", ReleasedAt: contract.At(now)}, files: map[contract.Platform]string{}}
 	for _, file := range files {
 		info, err := Inspect(file)
 		if err != nil {
-			return c, r, err
+			return p, outcome.Refuse(outcome.BadBundle, "%w", err)
 		}
 		m := info.Manifest
-		if c == "" {
-			c, r.Version = m.Component, m.Version
+		if p.Component == "" {
+			p.Component, p.Release.Version = m.Component, m.Version
 		}
-		if m.Component != c || m.Version != r.Version {
-			return c, r, outcome.Usage("%q is %s %s, the first bundle is %s %s: one promote is of one version", file, m.Component, m.Version, c, r.Version)
+		if m.Component != p.Component || m.Version != p.Release.Version {
+			return p, outcome.Usage("%q is %s %s, the first bundle is %s %s: one promote is of one version", file, m.Component, m.Version, p.Component, p.Release.Version)
 		}
-		if _, twice := r.Artifacts[m.Platform]; twice {
-			return c, r, outcome.Usage("%q is a second bundle for platform %s", file, m.Platform)
+		if other, twice := p.files[m.Platform]; twice {
+			return p, outcome.Usage("%q and %q are both for platform %s", other, file, m.Platform)
 		}
-		r.Artifacts[m.Platform] = contract.Artifact{Key: contract.BootstrapKey(c, r.Version, fmt.Sprintf("%s_%s_%s%s", c, r.Version, m.Platform, bundle.Suffix)),
+		p.files[m.Platform] = file
+		p.Release.Artifacts[m.Platform] = contract.Artifact{Key: contract.BootstrapKey(m.Component, m.Version, fmt.Sprintf("%s_%s_%s%s", m.Component, m.Version, m.Platform, bundle.Suffix)),
 			Size: info.Size, SHA256: info.SHA256, TarSize: info.TarSize, ManifestSHA256: info.ManifestSHA256}
-		infos[file], total = info, total+info.Size
 	}
-	for _, file := range files {
-		a := r.Artifacts[infos[file].Manifest.Platform]
+	return p, nil
+}
+
+// Mirror puts the bundles of a plan into the store. Present and equal:
+// skipped; present and different: everything stops, a version is immutable.
+// progress is told of the bytes that are done, of all.
+func (p Plan) Mirror(ctx context.Context, s store.Store, progress func(done, total int64)) error {
+	var done, total int64
+	for _, a := range p.Release.Artifacts {
+		total += a.Size
+	}
+	for platform, file := range p.files {
+		a := p.Release.Artifacts[platform]
 		if err := mirror(ctx, s, file, a, func(n int64) { progress(done+n, total) }); err != nil {
-			return c, r, err
+			return err
 		}
 		done += a.Size
 		progress(done, total)
 	}
-	return c, r, nil
+	return nil
 }
 
 // Inspect reads a bundle file whole, in a scratch folder.

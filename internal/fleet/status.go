@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"fmt"
 	"sort"
 	"strings"
 	"time"
@@ -17,6 +18,9 @@ const (
 	SilentAfter = 15 * time.Minute // a heartbeat is due every five
 	LateAfter   = 10 * time.Minute // on the old version so long after a promote
 )
+
+// stuck begins the reason of a box that rolls and does not get anywhere.
+const stuck = "stuck"
 
 // A State is what a box is in; exactly one.
 type State string
@@ -128,6 +132,8 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 	switch {
 	case age > SilentAfter:
 		return Silent, "no heartbeat for " + age.Round(time.Second).String()
+	case c.Journal != nil && c.Journal.Tries > 1:
+		return Rolling, fmt.Sprintf("%s: recovery has failed at %s: run `sluice box` there", stuck, c.Journal.Node)
 	case c.Journal != nil:
 		return Rolling, string(c.Journal.Phase)
 	case ofTarget && c.Result.Outcome == outcome.RollbackFailed:
@@ -155,8 +161,10 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 // Wants reports whether a row stands out: --check exits by it.
 func (r Row) Wants() bool {
 	switch r.State {
-	case Current, Waiting, Rolling, Held:
+	case Current, Waiting, Held:
 		return false
+	case Rolling:
+		return strings.HasPrefix(r.Reason, stuck)
 	}
 	return true
 }

@@ -77,6 +77,8 @@ type Maker struct {
 	Jobs map[string]string
 	// WasActive are units that are to be active before the gate, on the way back.
 	WasActive []string
+
+	keep []string // services of the live build: not stopped by being disabled
 }
 
 // Target returns where a file of a bundle goes outside the set; "" if it
@@ -113,10 +115,15 @@ func restarts(r contract.Restart, a, b contract.Manifest) bool {
 	if !slices.ContainsFunc(b.Units.Restart, func(o contract.Restart) bool { return o.Unit == r.Unit }) {
 		return true
 	}
-	inputs := append(slices.Clone(r.Inputs), contract.UnitsFolder+contract.UnitFile(r.Unit), contract.UnitsFolder+socketOf(r.Unit))
-	if len(r.Inputs) == 0 {
-		for _, f := range append(slices.Clone(a.Files), b.Files...) {
-			inputs = append(inputs, f.Path)
+	// Both builds' inputs count, so that the answer is the same from both sides.
+	inputs := []string{contract.UnitsFolder + contract.UnitFile(r.Unit), contract.UnitsFolder + socketOf(r.Unit)}
+	for _, m := range []contract.Manifest{a, b} {
+		i := slices.IndexFunc(m.Units.Restart, func(o contract.Restart) bool { return o.Unit == r.Unit })
+		inputs = append(inputs, m.Units.Restart[i].Inputs...)
+		if len(m.Units.Restart[i].Inputs) == 0 {
+			for _, f := range slices.Concat(a.Files, b.Files) {
+				inputs = append(inputs, f.Path)
+			}
 		}
 	}
 	return slices.ContainsFunc(inputs, func(in string) bool { return differs(in, a, b) })
@@ -144,6 +151,14 @@ func (k Maker) Enable(m contract.Manifest) []string {
 		out = append(out, u)
 	}
 	return out
+}
+
+// Ledger is that of a move to live, away from retiring.
+func (k Maker) Ledger(live, retiring Build) graph.Ledger {
+	for _, r := range live.Manifest.Units.Restart {
+		k.keep = append(k.keep, r.Unit)
+	}
+	return graph.Ledger{Batches: k.Batches(), Contributions: []graph.Contribution{k.Expand(retiring, live, false), k.Expand(live, retiring, true)}}
 }
 
 // Expand returns what a build contributes, given the build on the other side
@@ -334,21 +349,32 @@ func (k Maker) reload(ref graph.Ref) graph.Node {
 		}}
 }
 
-// fresh adds the restarts. Sockets are not restarted unless their own file
-// changed, so that clients queue and lose nothing.
+// fresh adds the restarts: sockets first, since a service that runs without
+// its socket keeps the socket from being started.
 func (e *expansion) fresh() {
 	if e.Boot || e.Passed {
 		return
 	}
+	changed := Changed(e.b, e.other)
 	var sockets, services []graph.Node
-	for _, u := range Changed(e.b, e.other) {
-		if socket := socketOf(u); !e.other.None() && e.b.Manifest.Ships(socket) && differs(contract.UnitsFolder+socket, e.b.Manifest, e.other.Manifest) {
-			sockets = append(sockets, graph.Node{Ref: graph.Ref("fresh:" + socket), Help: "restarted, since its own file changed",
-				Up: func(ctx context.Context) error { return e.restartSocket(ctx, socket, u) }})
+	for _, name := range e.b.Manifest.UnitFiles() {
+		if path.Ext(name) != ".socket" || strings.Contains(name, "@.") || !slices.Contains(e.b.Manifest.Units.Enable, name) {
+			continue
 		}
+		_, had := e.other.Manifest.File(contract.UnitsFolder + name)
+		service := strings.TrimSuffix(name, ".socket") + ".service"
+		// A socket that is new comes before its service; one whose own file
+		// changed is restarted; any other is left alone, so that clients queue
+		// and lose nothing.
+		if had && differs(contract.UnitsFolder+name, e.b.Manifest, e.other.Manifest) || !had && slices.Contains(changed, service) {
+			sockets = append(sockets, graph.Node{Ref: graph.Ref("fresh:" + name), Help: "started before its service, since its file is new or changed",
+				Up: func(ctx context.Context) error { return e.restartSocket(ctx, name, service) }})
+		}
+	}
+	for _, u := range changed {
 		services = append(services, graph.Node{
 			Ref: graph.Ref("fresh:" + u), Help: "restarted, since its file or an input changed",
-			Up:   func(ctx context.Context) error { return e.restart(ctx, u) },
+			Up:   func(ctx context.Context) error { return e.Restart(ctx, u) },
 			Down: func(ctx context.Context) error { return e.stop(ctx, u) },
 		})
 	}
@@ -356,17 +382,19 @@ func (e *expansion) fresh() {
 	e.add(services...)
 }
 
-func (k Maker) restart(ctx context.Context, u string) error {
+// Restart restarts a service, whatever its start limit says, and notes how
+// the job ended: the gate judges that, since it knows the reason.
+func (k Maker) Restart(ctx context.Context, u string) error {
 	if k.Restarting != nil {
 		k.Restarting()
 	}
 	// A unit in start-limit-hit is stopped by a restart and then not started;
 	// one that is not loaded makes this call fail, which says nothing.
 	_ = k.within(ctx, callTimeout, func(ctx context.Context) error { return k.Manager.ResetFailed(ctx, u) })
-	return k.within(ctx, startTimeout, func(ctx context.Context) error {
+	return k.within(ctx, k.stopTime(ctx, u)+startTimeout, func(ctx context.Context) error {
 		job, err := k.Manager.Restart(ctx, u)
 		if err == nil && k.Jobs != nil {
-			k.Jobs[u] = job // the gate judges it: it knows the reason
+			k.Jobs[u] = job
 		}
 		return err
 	})
@@ -520,6 +548,9 @@ func (k Maker) disarm(ctx context.Context, refs []graph.Ref) error {
 	})
 	if !k.Boot {
 		for _, u := range units {
+			if slices.Contains(k.keep, u) {
+				continue
+			}
 			if err := k.stop(ctx, u); err != nil {
 				return err
 			}
@@ -527,6 +558,9 @@ func (k Maker) disarm(ctx context.Context, refs []graph.Ref) error {
 	}
 	return k.within(ctx, callTimeout, func(ctx context.Context) error {
 		_, err := k.Manager.Disable(ctx, units)
+		if errors.Is(err, systemd.ErrNoUnit) {
+			return nil // the walk that is undone had not come so far
+		}
 		return err
 	})
 }
@@ -564,13 +598,23 @@ func (k Maker) stop(ctx context.Context, u string) error {
 	if err == nil && (got.LoadState == "not-found" || got.ActiveState == "inactive" || got.ActiveState == "failed") {
 		return nil
 	}
-	return k.within(ctx, min(got.TimeoutStop+stopSlack, maxStop), func(ctx context.Context) error {
+	return k.within(ctx, k.stopTime(ctx, u), func(ctx context.Context) error {
 		job, err := k.Manager.Stop(ctx, u)
 		if err == nil && job != systemd.JobDone {
 			err = fmt.Errorf("stopping %s: %s", u, job)
 		}
 		return err
 	})
+}
+
+// stopTime is how long stopping a unit may take: as long as the manager gives
+// it, and a little.
+func (k Maker) stopTime(ctx context.Context, u string) time.Duration {
+	got, err := k.Manager.Unit(ctx, u)
+	if err != nil || got.TimeoutStop > maxStop-stopSlack {
+		return maxStop
+	}
+	return got.TimeoutStop + stopSlack
 }
 
 func (k Maker) within(ctx context.Context, d time.Duration, do func(context.Context) error) error {

@@ -59,6 +59,13 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 		}
 		return s.finish(build, set, m)
 	}
+	// Damaged, or not there. Nobody uses it: it goes before anything else, so
+	// that fetch does not take it for the set and brings what it is made from.
+	if !s.inUse(set) && !s.DryRun {
+		if err := s.State.Disk.RemoveTree(set); err != nil {
+			return false, outcome.Defer(outcome.IO, "%w", err)
+		}
+	}
 	m, err := s.copy(data, build, partial)
 	if err == nil {
 		err = s.needs(m)
@@ -122,18 +129,23 @@ func (s *Stager) needs(m contract.Manifest) error {
 }
 
 // name gives a finished set its name. A damaged set that runs is exchanged in
-// one step; another one is in nobody's use.
+// one step.
 func (s *Stager) name(partial, set string) error {
 	disk := s.State.Disk
-	if _, err := os.Lstat(set); errors.Is(err, fs.ErrNotExist) {
-		return disk.Rename(partial, set)
+	if s.inUse(set) {
+		return errors.Join(disk.Exchange(partial, set), disk.RemoveTree(partial))
 	}
+	return disk.Rename(partial, set)
+}
+
+// inUse reports whether a set is current or good.
+func (s *Stager) inUse(set string) bool {
 	for _, link := range []layout.Place{layout.Current, layout.Good} {
 		if target, err := os.Readlink(s.State.Path(link)); err == nil && filepath.Base(target) == filepath.Base(set) {
-			return errors.Join(disk.Exchange(partial, set), disk.RemoveTree(partial))
+			return true
 		}
 	}
-	return errors.Join(disk.RemoveTree(set), disk.Rename(partial, set))
+	return false
 }
 
 // finish says what apply may converge to.

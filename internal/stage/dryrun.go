@@ -25,7 +25,7 @@ func Changes(state record.State, m contract.Manifest) []string {
 	names, _ := config.Components(state.Root)
 	k := node.Maker{State: state, Manager: &systemd.Offline{Root: state.Root}, Components: names}
 	target := node.Build{Manifest: m, Set: state.Set(m.Version)}
-	dag := graph.Ledger{Batches: k.Batches(), Contributions: []graph.Contribution{k.Expand(good, target, false), k.Expand(target, good, true)}}.Fold()
+	dag := k.Ledger(target, good).Fold()
 	var down, up []string
 	for _, ref := range dag.Order() {
 		n, _ := dag.Node(ref)

@@ -106,7 +106,12 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if had && last.Tuple.Equal(p.Tuple()) && last.Terminal(s.conf.Digest) {
+	done := last.Outcome == outcome.Applied || last.Outcome == outcome.Noted
+	if done { // but for a set that is not the one any more
+		applied, ok, err := record.Load[contract.Applied](s.State, layout.Applied)
+		done = err == nil && ok && applied.Version == p.Payload.Current.Version
+	}
+	if had && last.Tuple.Equal(p.Tuple()) && (done || last.Terminal(s.conf.Digest)) {
 		s.Log.Info("has ended here already", "component", s.State.Name, "version", last.Version, "outcome", last.Outcome)
 		return false, nil
 	}
@@ -278,9 +283,9 @@ func (s *Stager) record(p trust.Pointer, last contract.Result, err error) error 
 	if e.Outcome == outcome.Noted {
 		reason, err = "", nil
 	}
-	r := contract.Result{Schema: contract.One, Tuple: p.Tuple(), Outcome: e.Outcome, Reason: reason[:min(len(reason), contract.MaxReason)], Attempt: 1,
+	r := contract.Result{Schema: contract.One, Tuple: p.Tuple(), Outcome: e.Outcome, Reason: contract.Clip(reason), Attempt: 1,
 		Config: s.conf.Digest, At: contract.At(time.Now()), TookMS: time.Since(s.started).Milliseconds(), DownMS: -1}
-	if last.Tuple.Equal(r.Tuple) {
+	if last.Tuple.Equal(r.Tuple) && last.Outcome == r.Outcome {
 		r.Attempt = last.Attempt + 1
 	}
 	s.Log.Info("ended", "component", s.State.Name, "version", r.Version, "outcome", r.Outcome, "reason", r.Reason)

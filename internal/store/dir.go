@@ -37,7 +37,7 @@ func newDir(u *url.URL) (Store, error) {
 	if u.Host != "" || !filepath.IsAbs(u.Path) || u.RawQuery != "" {
 		return nil, fmt.Errorf("SLUICE_STORE: %q must be file:// and an absolute path, as file:///srv/bucket", u)
 	}
-	return &dir{path: filepath.Clean(u.Path)}, nil
+	return &dir{path: filepath.Clean(u.Path), disk: durable.Disk{Shared: true}}, nil
 }
 
 func (d *dir) String() string { return "file://" + d.path }

@@ -235,6 +235,27 @@ func TestRacingWriters(t *testing.T) {
 	})
 }
 
+// Writers without a condition leave one of their bodies, whole, and none fails.
+func TestWritersWithoutCondition(t *testing.T) {
+	ctx := context.Background()
+	stores(t, func(t *testing.T, s Store) {
+		var all sync.WaitGroup
+		for w := range 8 {
+			all.Go(func() {
+				for range 10 {
+					if _, err := PutBytes(ctx, s, "control/serial", bytes.Repeat([]byte{byte('a' + w)}, 100), Condition{}); err != nil {
+						t.Error(err)
+					}
+					if o, err := s.Get(ctx, "control/serial", 100, ""); err != nil || len(o.Data) != 100 {
+						t.Errorf("%d bytes, %v", len(o.Data), err)
+					}
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
 // A server that ignores conditions is found out before the first write that
 // counts. versitygw honours them, so this one is made up: it takes every PUT.
 func TestServerWithoutConditions(t *testing.T) {

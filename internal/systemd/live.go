@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -83,7 +84,7 @@ func (l *Live) Unit(ctx context.Context, name string) (Unit, error) {
 		UnitFileState: get[string](p, "UnitFileState"), FragmentPath: get[string](p, "FragmentPath"), NRestarts: get[uint32](p, "NRestarts"),
 		MainPID: int(get[uint32](p, "MainPID")), ActiveEnter: get[uint64](p, "ActiveEnterTimestampMonotonic"), MainStart: get[uint64](p, "ExecMainStartTimestampMonotonic"),
 		ExitCode: int(get[int32](p, "ExecMainCode")), ExitStatus: int(get[int32](p, "ExecMainStatus")), Result: get[string](p, "Result"), Type: get[string](p, "Type"),
-		NeedReload: get[bool](p, "NeedDaemonReload"), TimeoutStop: time.Duration(get[uint64](p, "TimeoutStopUSec")) * time.Microsecond,
+		NeedReload: get[bool](p, "NeedDaemonReload"), TimeoutStop: microseconds(get[uint64](p, "TimeoutStopUSec")),
 		InvocationID: fmt.Sprintf("%x", get[[]byte](p, "InvocationID"))}
 	if job := get[[]any](p, "Job"); len(job) > 0 {
 		u.HasJob = job[0] != uint32(0)
@@ -92,6 +93,14 @@ func (l *Live) Unit(ctx context.Context, name string) (Unit, error) {
 		u.Exec, _ = starts[0][0].(string)
 	}
 	return u, nil
+}
+
+// microseconds is a time of the manager's; what is too large is for ever.
+func microseconds(us uint64) time.Duration {
+	if us > uint64(math.MaxInt64/time.Microsecond) {
+		return math.MaxInt64
+	}
+	return time.Duration(us) * time.Microsecond
 }
 
 func get[T any](p map[string]any, name string) T {
@@ -125,6 +134,10 @@ func (l *Live) Disable(ctx context.Context, units []string) (bool, error) {
 		return false, err
 	}
 	changes, err := c.DisableUnitFilesContext(ctx, units, false)
+	var said dbus.Error
+	if errors.As(err, &said) && said.Name == "org.freedesktop.systemd1.NoSuchUnit" {
+		err = ErrNoUnit
+	}
 	return len(changes) > 0, err
 }
 
@@ -216,6 +229,8 @@ func (l *Live) Run(ctx context.Context, cmd Command) (Output, error) {
 		sd.PropDescription("Sluice: " + strings.Join(cmd.Argv, " ")), sd.PropType("oneshot"), sd.PropExecStart(argv, false),
 		prop("StandardOutputFileDescriptor", dbus.UnixFD(w.Fd())), prop("StandardErrorFileDescriptor", dbus.UnixFD(w.Fd())),
 		prop("TimeoutStartUSec", uint64(cmd.Timeout/time.Microsecond)), prop("TimeoutStopUSec", uint64(stopTime/time.Microsecond)),
+		// At boot recovery comes before sysinit.target, which it would wait for.
+		prop("DefaultDependencies", false),
 	}, sandbox(cmd.Profile)...)
 	result := make(chan string, 1)
 	_, err = c.StartTransientUnitContext(ctx, unit, "fail", props, result)

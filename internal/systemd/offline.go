@@ -60,7 +60,11 @@ func (o *Offline) Enable(ctx context.Context, units []string) (bool, error) {
 
 // Disable removes links.
 func (o *Offline) Disable(ctx context.Context, units []string) (bool, error) {
-	return o.links(ctx, "disable", units)
+	changed, err := o.links(ctx, "disable", units)
+	if err != nil && strings.Contains(err.Error(), "does not exist") {
+		err = ErrNoUnit
+	}
+	return changed, err
 }
 
 // ResetFailed does nothing.

@@ -91,6 +91,14 @@ func (r *Recorder) unit(name string) *Unit {
 	return r.units[name]
 }
 
+// file is where the unit file of a unit is.
+func (r *Recorder) file(unit string) string {
+	if at := strings.Index(unit, "@"); at >= 0 {
+		unit = unit[:at+1] + filepath.Ext(unit)
+	}
+	return filepath.Join(string(layout.SystemdUnits), unit)
+}
+
 // Live says that units can be judged.
 func (r *Recorder) Live() bool { return true }
 
@@ -102,12 +110,8 @@ func (r *Recorder) Unit(_ context.Context, name string) (Unit, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	u := *r.unit(name)
-	file := name
-	if at := strings.Index(name, "@"); at >= 0 {
-		file = name[:at+1] + filepath.Ext(name)
-	}
 	u.LoadState = "not-found"
-	path := filepath.Join(string(layout.SystemdUnits), file)
+	path := r.file(name)
 	if _, err := os.Lstat(r.Root.Join(path)); err == nil {
 		u.LoadState, u.FragmentPath, u.UnitFileState = "loaded", path, "disabled"
 		if r.enabled[name] {
@@ -147,11 +151,18 @@ func (r *Recorder) Disable(_ context.Context, units []string) (bool, error) {
 	if err := r.call("disable", units...); err != nil {
 		return false, err
 	}
+	changed, missing := false, false
 	for _, u := range units {
 		r.unit(u)
+		changed = changed || r.enabled[u]
 		delete(r.enabled, u)
+		_, err := os.Lstat(r.Root.Join(r.file(u)))
+		missing = missing || err != nil
 	}
-	return true, nil
+	if missing && !changed {
+		return false, ErrNoUnit // as systemd 252 does
+	}
+	return changed, nil
 }
 
 // ResetFailed is recorded.

@@ -5,6 +5,7 @@ package systemd
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"sluice/internal/layout"
@@ -64,6 +65,10 @@ type Output struct {
 	Status int    // exit status; -1 if it did not exit by itself
 	Ended  string // in words, if it did not exit by itself
 }
+
+// ErrNoUnit is what Disable answers when it changed nothing and a unit's file
+// is not there.
+var ErrNoUnit = errors.New("there is no such unit file")
 
 // A Manager is a service manager. Methods that start, stop or restart wait
 // for the job and return its result; errors are of the conversation itself.

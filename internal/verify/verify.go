@@ -167,6 +167,10 @@ func (v *Verifier) tree(ctx context.Context, in *intake.Folder, p trust.Pointer)
 	if checkTree(tree, artifact.ManifestSHA256) == nil {
 		return nil
 	}
+	// First of all, so that fetch does not take it for a tree that is there.
+	if err := v.State.Disk.RemoveTree(tree); err != nil {
+		return outcome.Defer(outcome.IO, "%w", err)
+	}
 	verdict, err := v.unpack(ctx, in, p, tree)
 	verdict.Schema, verdict.Version, verdict.PromotedAt, verdict.Key, verdict.SHA256 = contract.One, release.Version, p.PromotedAt, artifact.Key, artifact.SHA256
 	if last, ok, lerr := record.Load[contract.Verdict](v.State, layout.Verdict); ok && lerr == nil && last.Version == verdict.Version && last.PromotedAt.Equal(verdict.PromotedAt.Time) {
@@ -174,7 +178,7 @@ func (v *Verifier) tree(ctx context.Context, in *intake.Folder, p trust.Pointer)
 	}
 	verdict.Attempt++
 	if err != nil {
-		verdict.Reason = err.Error()[:min(len(err.Error()), contract.MaxReason)]
+		verdict.Reason = contract.Clip(err.Error())
 	}
 	if werr := v.State.Disk.WriteFile(v.State.Path(layout.Verdict), contract.EncodeRecord(verdict), fileMode); werr != nil {
 		return errors.Join(err, werr)
@@ -211,7 +215,7 @@ func (v *Verifier) unpack(ctx context.Context, in *intake.Folder, p trust.Pointe
 	}
 	partial := filepath.Join(filepath.Dir(tree), ".tree.partial")
 	disk := v.State.Disk
-	err = errors.Join(disk.RemoveTree(partial), disk.RemoveTree(tree), disk.Mkdir(filepath.Dir(tree), treeFolder), disk.Mkdir(partial, treeFolder))
+	err = errors.Join(disk.RemoveTree(partial), disk.Mkdir(filepath.Dir(tree), treeFolder), disk.Mkdir(partial, treeFolder))
 	if err != nil {
 		return verdict, outcome.Defer(outcome.IO, "%w", err)
 	}
@@ -220,9 +224,13 @@ func (v *Verifier) unpack(ctx context.Context, in *intake.Folder, p trust.Pointe
 	}
 	m, err := bundle.Unpack(disk, io.LimitReader(object, artifact.Size), partial, artifact, v.State.Name, release.Version)
 	if err != nil {
-		if errors.Is(err, bundle.ErrBad) {
+		var upgrade *contract.UpgradeError
+		switch {
+		case errors.As(err, &upgrade): // the bundle is good, this build too old for it
+			err = outcome.Defer(outcome.UpgradeNeeded, "%w", err)
+		case errors.Is(err, bundle.ErrBad):
 			verdict.Verdict, err = "bad", outcome.Refuse(outcome.BadBundle, "%w", err)
-		} else {
+		default:
 			err = outcome.Defer(outcome.IO, "%w", err)
 		}
 		return verdict, errors.Join(err, disk.RemoveTree(partial))
