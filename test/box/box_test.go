@@ -420,20 +420,47 @@ func TestSpreadAndBell(t *testing.T) {
 func TestPowerCutInTheSoak(t *testing.T) {
 	f := enrolled(t, "edge=stable")
 	ctx := t.Context()
-	one, two := must[string](t)(f.Bundle(ctx, "one", sleeper("edge", "1", "1s"))), must[string](t)(f.Bundle(ctx, "two", sleeper("edge", "2", "20s")))
+	// With accounts and a timer of its own: at boot their tools must not wait
+	// for what waits for recovery.
+	build := func(version, soak string) string {
+		files := sleeper("edge", version, soak)
+		files["sysusers.d/edge.conf"] = "u edge - -\n"
+		files["tmpfiles.d/edge.conf"] = "d /run/edge 0755 edge edge -\n"
+		files["units/only"+version+".timer"] = "[Timer]\nOnCalendar=weekly\n[Install]\nWantedBy=timers.target\n"
+		files["units/only"+version+".service"] = "[Service]\nType=oneshot\nExecStart=/bin/true\n"
+		files["manifest.json"] = strings.Replace(files["manifest.json"], `"edge.service"]`, `"edge.service", "only`+version+`.timer"]`, 1)
+		return must[string](t)(f.Bundle(ctx, "v"+version, files))
+	}
+	one, two := build("1", "1s"), build("2", "20s")
 	must[contract.Result](t)(f.Ended(ctx, must[contract.Pointer](t)(f.Promote(ctx, one)), outcome.Applied))
 	p := must[contract.Pointer](t)(f.Promote(ctx, two))
 	must[struct{}](t)(struct{}{}, Until(ctx, "the soak", RollTime, func() (bool, error) {
 		j, _, err := record.Load[contract.Journal](f.State("edge"), layout.Journal)
 		return j.Phase == "gating", err
 	}))
+	// What was interrupted is tried again; not while this is looked at.
+	must[string](t)(f.Sluice(ctx, "hold"))
 	must[struct{}](t)(struct{}{}, f.Cut())
 	must[struct{}](t)(struct{}{}, f.Boot(ctx))
 	r := must[contract.Result](t)(f.Ended(ctx, p, outcome.RolledBack))
 	if r.Word() != outcome.Interrupted {
 		t.Errorf("the reason: %s", r.Reason)
 	}
-	if out, err := f.Exec(ctx, "systemctl", "is-active", "edge.service"); err != nil {
-		t.Errorf("edge.service is %s: %v", out, err)
+	for _, unit := range []string{"edge.service", "only1.timer"} {
+		if out, err := f.Exec(ctx, "systemctl", "is-active", unit); err != nil {
+			t.Errorf("%s is %s: %v", unit, out, err)
+		}
 	}
+	if _, err := os.Lstat(filepath.Join(f.Root, "etc/systemd/system/only2.timer")); err == nil {
+		t.Error("a unit of the build that was undone is left")
+	}
+	// A boot with nothing to recover does not even start it.
+	must[struct{}](t)(struct{}{}, f.Cut())
+	must[struct{}](t)(struct{}{}, f.Boot(ctx))
+	if out := must[string](t)(f.Exec(ctx, "systemctl", "show", "-P", "ConditionResult", "sluice-recover-boot.service")); strings.TrimSpace(out) != "no" {
+		t.Errorf("its condition was %s", out)
+	}
+	// Once resumed it is tried again, and passes.
+	must[string](t)(f.Sluice(ctx, "resume"))
+	must[contract.Result](t)(f.Ended(ctx, p, outcome.Applied))
 }

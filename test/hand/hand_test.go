@@ -665,3 +665,82 @@ func TestDryRunMovesNothing(t *testing.T) {
 	w.step("stage", 0, "")
 	w.step("apply", 0, "")
 }
+
+// What is not confirmed is not mirrored: a version would be taken for ever.
+func TestNothingIsMirroredUnasked(t *testing.T) {
+	w := newWorld(t)
+	file := w.bundle("1", script("1"))
+	for name, args := range map[string][]string{"nobody to ask": {"update", "-file", file}, "another component": {"update", "rim", "-file", file, "-yes"}, "another platform": {"update", "-file", file, "-platform", "plan9-mips", "-yes"}} {
+		status, out := run(t, "sluice", append(args, "-store", w.store.String(), "-key", filepath.Join(w.dir, "key.key"))...)
+		if status != 2 {
+			t.Errorf("%s: exit status %d: %s", name, status, out)
+		}
+		if keys, err := w.store.List(context.Background(), "bootstrap/edge/"); err != nil || len(keys) > 0 {
+			t.Errorf("%s: the store has %v, %v", name, keys, err)
+		}
+	}
+}
+
+// A set that is kept and was damaged is brought again when it is wanted.
+func TestDamagedOldSetIsBroughtAgain(t *testing.T) {
+	w := newWorld(t)
+	w.promote(w.bundle("1", script("1")))
+	w.roll()
+	w.promote(w.bundle("2", script("2")))
+	w.roll()
+	w.must(os.Chmod(filepath.Join(w.state().Set("1"), "bin/edge"), 0o600))
+	w.must(os.RemoveAll(filepath.Dir(w.root.Tree("edge", "1"))))
+	w.ok("sluice", "rollback", "edge", "-store", w.store.String(), "-key", filepath.Join(w.dir, "key.key"), "-yes")
+	w.step("fetch once", 0, "")
+	w.step("verify", 0, "")
+	w.step("stage", 69, string(outcome.DigestMismatch)) // and the damaged set is gone
+	w.must(os.Remove(w.state().Path(layout.Pending)))   // fetch begins anew; by itself it waits a little
+	w.must(os.Remove(w.state().Path(layout.Result)))
+	w.roll()
+	if w.running() != "1" {
+		t.Errorf("runs %s", w.running())
+	}
+}
+
+// Enrolling again after a first try that failed tries again, and says so if it
+// fails again.
+func TestEnrollAgain(t *testing.T) {
+	w := newWorld(t)
+	second := layout.Root(filepath.Join(w.dir, "second"))
+	args := []string{"enroll", filepath.Join(w.dir, "deployment.json"), "-root", string(second), "-label", "box-2"}
+	// Something stands where a file would go.
+	w.write("second/etc/sysusers.d/sluice.conf", "# mine", 0o644)
+	for range 2 {
+		if status, out := run(t, "sluice", args...); status != 1 || !strings.Contains(out, string(outcome.ForeignFile)) {
+			t.Errorf("exit status %d: %s", status, out)
+		}
+	}
+	w.must(os.Remove(filepath.Join(string(second), "etc/sysusers.d/sluice.conf")))
+	w.write("second/etc/sluice/hold", "", 0o644)
+	if status, out := run(t, "sluice", args...); status != 1 || !strings.Contains(out, "held") {
+		t.Errorf("held: exit status %d: %s", status, out)
+	}
+	w.must(os.Remove(filepath.Join(string(second), "etc/sluice/hold")))
+	w.ok("sluice", args...)
+	w.ok("sluice", args...)
+}
+
+// The deployment's watermark holds already for the first pointer.
+func TestEnrollKnowsReplays(t *testing.T) {
+	w := newWorld(t)
+	data, err := os.ReadFile(filepath.Join(w.dir, "deployment.json"))
+	w.must(err)
+	d, err := contract.Spoken.DecodeDeployment(data)
+	w.must(err)
+	future := contract.At(time.Now().Add(time.Hour))
+	d.Watermarks = map[contract.Component]contract.Water{"sluice": {PromotedAt: future, Trust: 1, KeyIDs: []string{}}}
+	w.must(os.WriteFile(filepath.Join(w.dir, "deployment.json"), d.Encode(), 0o644))
+	second := filepath.Join(w.dir, "second")
+	if status, out := run(t, "sluice", "enroll", filepath.Join(w.dir, "deployment.json"), "-root", second); status != 1 || !strings.Contains(out, string(outcome.Replay)) {
+		t.Errorf("exit status %d: %s", status, out)
+	}
+	seen, _, err := record.Load[contract.Seen](record.State{Root: layout.Root(second), Name: "sluice"}, layout.Seen)
+	if err != nil || !seen.Channels["stable"].PromotedAt.Equal(future.Time) {
+		t.Errorf("%+v, %v", seen, err)
+	}
+}
