@@ -33,7 +33,7 @@ func command() *ffcli.Command {
 	common.Flags(set)
 	boot := set.Bool("boot", false, "recover every component; stop, judge and wait for nothing")
 	return &ffcli.Command{Name: "recover", ShortHelp: "finish or undo a roll that was cut", ShortUsage: "recover -component NAME | recover -boot | recover heal", FlagSet: set, Subcommands: []*ffcli.Command{heal()},
-		LongHelp: "Reads /opt/sluice/NAME/journal.json. Forward from phase gated, back from anywhere else; then the\njournal is removed. Without a journal there is nothing to do.",
+		LongHelp: "Reads /opt/sluice/NAME/journal.json. Forward from phase gated, only to record from\nreverted, back from anywhere else; then the journal is removed. Without a journal there is nothing to do.",
 		Exec: func(ctx context.Context, args []string) error {
 			if err := program.NoOperands(args); err != nil {
 				return err

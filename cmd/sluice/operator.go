@@ -66,7 +66,10 @@ func initialize() *ffcli.Command {
 				return err
 			}
 			// The document is signed by the key that it names.
-			private, err := fleet.PrivateKey(strings.TrimSuffix(*key, ".pub") + keySuffix(*key))
+			if stem, ok := strings.CutSuffix(*key, ".pub"); ok {
+				*key = stem + ".key"
+			}
+			private, err := fleet.PrivateKey(*key)
 			if err != nil {
 				return err
 			}
@@ -80,13 +83,6 @@ func initialize() *ffcli.Command {
 			fmt.Printf("%s is a deployment; enroll boxes with %s\n", s, *out)
 			return nil
 		}}
-}
-
-func keySuffix(name string) string {
-	if strings.HasSuffix(name, ".pub") {
-		return ".key"
-	}
-	return ""
 }
 
 func parseComponents(list string) (map[contract.Component]contract.Channel, error) {
@@ -205,7 +201,7 @@ func (o *operator) channel() (contract.Channel, error) {
 	return ch, nil
 }
 
-// names returns the component of the operands, if there is one.
+// component returns the component of the operands, "" if there is none.
 func component(args []string) (contract.Component, error) {
 	if len(args) == 0 {
 		return "", nil
@@ -336,10 +332,10 @@ func (o *operator) change(ctx context.Context, op *fleet.Operator, c contract.Co
 func status() *ffcli.Command {
 	set := flag.NewFlagSet("sluice status", flag.ContinueOnError)
 	var (
-		url    = set.String("store", "", "`URL` of the store")
-		chan_  = set.String("channel", "", "only this `channel`")
-		asJSON = set.Bool("json", false, "print JSON")
-		check  = set.Bool("check", false, "exit 1 if a box stands out")
+		url     = set.String("store", "", "`URL` of the store")
+		channel = set.String("channel", "", "only this `channel`")
+		asJSON  = set.Bool("json", false, "print JSON")
+		check   = set.Bool("check", false, "exit 1 if a box stands out")
 	)
 	return &ffcli.Command{Name: "status", ShortHelp: "what every box runs, and how its last promote ended", ShortUsage: "sluice status [-channel NAME] [-json] [-check]", FlagSet: set,
 		Exec: func(ctx context.Context, args []string) error {
@@ -358,11 +354,16 @@ func status() *ffcli.Command {
 			if err != nil {
 				return err
 			}
+			if *channel != "" {
+				if _, err := contract.Parse[contract.Channel](*channel); err != nil {
+					return &outcome.UsageError{Err: err}
+				}
+			}
 			rows, out := []fleet.Row{}, 0
 			for _, r := range all {
-				if *chan_ == "" || r.Channel == *chan_ {
+				if *channel == "" || r.Channel == *channel {
 					rows = append(rows, r)
-					if r.Wants() {
+					if r.StandsOut() {
 						out++
 					}
 				}

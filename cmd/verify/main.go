@@ -33,7 +33,7 @@ const lockWait = 10 * time.Minute
 func command() *ffcli.Command {
 	set, common := flag.NewFlagSet("verify", flag.ContinueOnError), &program.Common{}
 	common.Flags(set)
-	return &ffcli.Command{Name: "verify", ShortHelp: "verify what was fetched, without a network", ShortUsage: "verify -component NAME | verify pointer FILE | verify bundle FILE", FlagSet: set,
+	return &ffcli.Command{Name: "verify", ShortHelp: "verify what was fetched, without a network", ShortUsage: "verify -component NAME | verify pointer -component NAME FILE | verify bundle FILE", FlagSet: set,
 		LongHelp: "Reads /data/sluice/NAME/incoming. Writes /data/sluice/NAME/verified: the tree, the hint\n(requested.json) and the verdict. Raises the marker `requested` for stage.",
 		Exec: func(ctx context.Context, args []string) error {
 			if err := program.NoOperands(args); err != nil {

@@ -110,7 +110,8 @@ func (a *Applier) outdated(b contract.Build) (string, error) {
 	return "", err
 }
 
-// good returns the build to go back to; none on a first install. Without an
+// good returns the build to go back to: one that passed a gate on this box, and
+// never another (I3); none on a first install. Without an
 // applied.json that can be read, the good link decides.
 func (a *Applier) good() (*contract.Build, error) {
 	applied, ok, err := record.LoadOrQuarantine[contract.Applied](a.State, layout.Applied, a.report)

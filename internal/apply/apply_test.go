@@ -35,7 +35,9 @@ type testbox struct {
 	ops     []string // durable operations on target paths and calls of the manager, in order
 }
 
-func newBox(t *testing.T) *testbox {
+func newBox(t *testing.T) *testbox { return newBoxOf(t, "edge") }
+
+func newBoxOf(t *testing.T, component contract.Component) *testbox {
 	b := &testbox{t: t, root: layout.Root(t.TempDir())}
 	b.disk = &durable.Disk{Fault: &fault.Points{Seen: func(_ int, op, object string) {
 		if op == "rename" || op == "remove" || op == "symlink" {
@@ -45,7 +47,7 @@ func newBox(t *testing.T) *testbox {
 	b.manager = &systemd.Recorder{Root: b.root, Fault: &fault.Points{Seen: func(_ int, op, object string) {
 		b.ops = append(b.ops, strings.TrimSpace(strings.TrimPrefix(op, "manager: ")+" "+object))
 	}}}
-	b.state = record.State{Root: b.root, Disk: b.disk, Name: "edge"}
+	b.state = record.State{Root: b.root, Disk: b.disk, Name: component}
 	for _, p := range []layout.Place{layout.Etc, layout.Sets, layout.StagedMark, layout.SystemdUnits, layout.Sysusers, layout.Tmpfiles} {
 		b.must(os.MkdirAll(b.state.Path(p), 0o755))
 	}
@@ -66,7 +68,7 @@ const soak = contract.Duration(time.Millisecond)
 // that change says what to do with.
 func (b *testbox) stage(version string, files map[string]string, change func(*contract.Manifest)) contract.Tuple {
 	b.t.Helper()
-	m := contract.Manifest{Schema: contract.One, Component: "edge", Version: contract.Version(version), Platform: contract.Here(), VersionCommand: []string{"bin/edge", version},
+	m := contract.Manifest{Schema: contract.One, Component: b.state.Name, Version: contract.Version(version), Platform: contract.Here(), VersionCommand: []string{"bin/edge", version},
 		Gate: contract.Gate{PassWithin: contract.Duration(100 * time.Millisecond), Soak: soak}}
 	all := map[string]string{"bin/edge": "#!edge " + version, "units/edge.service": "[Service]\nExecStart=/x\n[Install]\nWantedBy=multi-user.target\n"}
 	maps.Copy(all, files)
@@ -90,7 +92,7 @@ func (b *testbox) stage(version string, files map[string]string, change func(*co
 	b.must(os.WriteFile(filepath.Join(set, contract.ManifestName), data, 0o644))
 	b.promote++
 	tuple := contract.Tuple{Channel: "stable", Version: m.Version, PromotedAt: contract.At(time.Unix(int64(b.promote), 0))}
-	plain := record.State{Root: b.root, Disk: &durable.Disk{}, Name: "edge"}
+	plain := record.State{Root: b.root, Disk: &durable.Disk{}, Name: b.state.Name}
 	b.must(plain.Save(layout.StagedRecord, contract.Staged{Schema: contract.One, Build: contract.Build{Tuple: tuple, ManifestSHA256: record.Sum(data)}}))
 	b.must(marker.Raise(b.state.Path(layout.Staged)))
 	b.ops = nil

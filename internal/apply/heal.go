@@ -57,10 +57,7 @@ func (a *Applier) rearm(ctx context.Context) error {
 		_ = a.Manager.ResetFailed(ctx, fmt.Sprintf("sluice-%s@%s.service", step, a.State.Name)) // says nothing if it is not loaded
 		_ = a.Manager.ResetFailed(ctx, path)
 		job, err := a.Manager.Start(ctx, path)
-		if err == nil && job != systemd.JobDone {
-			err = fmt.Errorf("starting %s: %s", path, job)
-		}
-		errs = append(errs, err)
+		errs = append(errs, systemd.Done("starting", path, job, err))
 	}
 	return errors.Join(errs...)
 }

@@ -8,10 +8,11 @@
 //	                       ▼
 //	                   reverting ──► reverted ──► (recorded: rolled-back)
 //
-// Two moments are named apart. SWITCH is the rename of `current`, which
-// readers see; it is one node of the forward walk. COMMIT is the durable write
-// of phase gated. Before COMMIT every crash ends on the old build, after it
-// every crash ends on the new one.
+// Two moments are named apart. The switch is the rename of `current`, which
+// readers see; it is one node of the forward walk. The commit is the durable
+// write of phase gated. Before the commit every crash ends on the old build,
+// after it every crash ends on the new one (I1). Each is marked once in the
+// code, in capitals.
 package apply
 
 import "sluice/internal/contract"
@@ -44,7 +45,7 @@ var Phases = []struct {
 	Recovery Way
 }{
 	{Opening, "nothing has changed", Back},
-	{Converging, "changing; the journal's node says how far; SWITCH is in here", Back},
+	{Converging, "changing; the journal's node says how far; the switch is in here", Back},
 	{Gating, "all of the new build is in place; its gate or soak is running", Back},
 	{Gated, "the same, proved. Undoing a build that proved itself because its recorder was killed would be a rollback with no reason", Forward},
 	{Reverting, "going back", Back},

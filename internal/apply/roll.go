@@ -64,7 +64,7 @@ func (a *Applier) roll(ctx context.Context, _ *durable.Lock, b contract.Build) e
 
 // prepare proves what can be proved before anything is touched.
 func (r *roll) prepare(ctx context.Context, b contract.Build) error {
-	r.Status("%s %s: checking", b.Version, r.State.Name)
+	r.Status("%s %s: checking", r.State.Name, b.Version)
 	var err error
 	if r.target, err = r.load(b); err != nil {
 		return outcome.Defer(outcome.DigestMismatch, "the staged set is damaged: %w", err)
@@ -129,7 +129,7 @@ func (r *roll) note(_ graph.Direction, label string) error {
 }
 
 // forward converges to the target: everything up to its gate, the gate, and
-// what comes after. COMMIT is in the gate's node. What failed after COMMIT is
+// what comes after. The commit is in the gate's node. What failed after it is
 // arming: it goes back no more, and comes back as the reason.
 func (r *roll) forward(ctx context.Context) (reason string, err error) {
 	if err := r.enter(Converging); err != nil {
@@ -191,8 +191,8 @@ func wordOf(err error, otherwise outcome.Word) outcome.Word {
 	return otherwise
 }
 
-// recordApplied is the order that makes a build good: the authority, the link
-// that follows it, what is told, what is in nobody's way any more, and the
+// recordApplied is the order that makes a build good (I1): the authority, the
+// link that follows it, what is told, what is in nobody's way any more, and the
 // journal last.
 func (r *roll) recordApplied(reason string) error {
 	b := r.journal.Target

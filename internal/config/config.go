@@ -5,6 +5,7 @@
 package config
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -93,12 +94,19 @@ func LoadBox(root layout.Root) (Box, error) {
 
 // Complete fills the flags of a set that are still unset from box.conf.
 func Complete(set *flag.FlagSet, root layout.Root) error {
-	return parseFile(set, root.Path(layout.BoxConf, ""))
+	path := root.Path(layout.BoxConf, "")
+	data, err := readLimited(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return parse(set, path, data)
 }
 
 // A Component is <component>.conf.
 type Component struct {
-	Name    contract.Component
 	Channel contract.Channel
 	Digest  contract.Digest // of the file: what a foreign-file refusal waits for to change
 }
@@ -117,11 +125,11 @@ func LoadComponent(root layout.Root, name contract.Component) (Component, error)
 	var channel string
 	set := flag.NewFlagSet(filepath.Base(path), flag.ContinueOnError)
 	set.StringVar(&channel, "channel", "", "")
-	if err := parseFile(set, path); err != nil {
+	if err := parse(set, path, data); err != nil {
 		return Component{}, err
 	}
 	sum := sha256.Sum256(data)
-	c := Component{Name: name, Digest: contract.Digest(hex.EncodeToString(sum[:]))}
+	c := Component{Digest: contract.Digest(hex.EncodeToString(sum[:]))}
 	if c.Channel, err = contract.Parse[contract.Channel](channel); err != nil {
 		return c, outcome.Config("%q: SLUICE_CHANNEL: %w", path, err)
 	}
@@ -149,7 +157,7 @@ func Components(root layout.Root) ([]contract.Component, error) {
 // Held reports whether the owner of the box wants nothing new.
 func Held(root layout.Root) bool {
 	_, err := os.Lstat(root.Path(layout.Hold, ""))
-	return err == nil
+	return !errors.Is(err, fs.ErrNotExist) // a disk that can't tell: nothing new
 }
 
 func readLimited(path string) ([]byte, error) {
@@ -165,32 +173,34 @@ func readLimited(path string) ([]byte, error) {
 	return data, err
 }
 
-func parseFile(set *flag.FlagSet, path string) error {
-	err := ff.Parse(set, nil, ff.WithConfigFile(path), ff.WithAllowMissingConfigFile(true), ff.WithConfigFileParser(Parser(path)))
+// parse fills the flags of a set that are still unset from SLUICE_KEY=VALUE
+// lines, and says which key of which file is wrong.
+func parse(set *flag.FlagSet, path string, data []byte) error {
+	given := map[string]bool{}
+	set.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	seen := map[string]bool{}
+	err := ff.EnvParser(bytes.NewReader(data), func(key, value string) error {
+		stem, ok := strings.CutPrefix(key, EnvPrefix+"_")
+		name := strings.ReplaceAll(strings.ToLower(stem), "_", "-")
+		switch {
+		case !ok:
+			return fmt.Errorf("unknown key %q: keys begin with %s_", key, EnvPrefix)
+		case seen[key]:
+			return fmt.Errorf("key %q is there twice", key)
+		case set.Lookup(name) == nil:
+			return fmt.Errorf("unknown key %q", key)
+		}
+		seen[key] = true
+		if given[name] {
+			return nil
+		}
+		if err := set.Set(name, value); err != nil {
+			return fmt.Errorf("key %q: %w", key, err)
+		}
+		return nil
+	})
 	if err != nil {
-		return outcome.Config("%w", err)
+		return outcome.Config("%q: %w", path, err)
 	}
 	return nil
-}
-
-// Parser reads SLUICE_KEY=VALUE lines for flags of the name key, and says
-// which key of which file is wrong.
-func Parser(path string) ff.ConfigFileParser {
-	return func(r io.Reader, set func(name, value string) error) error {
-		seen := map[string]bool{}
-		return ff.EnvParser(io.LimitReader(r, maxConf), func(key, value string) error {
-			stem, ok := strings.CutPrefix(key, EnvPrefix+"_")
-			if !ok {
-				return fmt.Errorf("%q: unknown key %q: keys begin with %s_", path, key, EnvPrefix)
-			}
-			if seen[key] {
-				return fmt.Errorf("%q: key %q is there twice", path, key)
-			}
-			seen[key] = true
-			if err := set(strings.ReplaceAll(strings.ToLower(stem), "_", "-"), value); err != nil {
-				return fmt.Errorf("%q: key %q: %w", path, key, err)
-			}
-			return nil
-		})
-	}
 }

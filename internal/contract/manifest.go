@@ -19,8 +19,7 @@ const (
 	MaxManifest = 1 << 20   // bytes of a manifest
 	MaxFiles    = 4096      // files of a bundle
 	MaxUnpacked = 512 << 20 // bytes that a bundle unpacks to
-	MaxBundle   = MaxUnpacked
-	MaxPathLen  = 255 // bytes of a path in a bundle
+	MaxPathLen  = 255       // bytes of a path in a bundle
 	MaxGate     = Duration(15 * time.Minute)
 )
 

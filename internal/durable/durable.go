@@ -1,10 +1,10 @@
-// Package durable is the only code that writes, fsyncs, renames, removes or
-// locks. What one of its calls has returned from is on the disk: file and
+// Package durable is how everything that must survive is written, renamed,
+// removed and locked. What one of its calls has returned from is on the disk: file and
 // folder are fsynced (rename(2) alone is atomic, not durable).
 //
 // It does not promise that a call which failed changed nothing: the new
 // content may be there or not, never half of it. Temporary names end in .tmp;
-// heal removes those that a kill left.
+// the next write of the same path removes what a kill left.
 package durable
 
 import (
@@ -208,7 +208,8 @@ func (d *Disk) removeAll(path string) error {
 	return os.RemoveAll(path)
 }
 
-// Symlink makes path a link to target, replacing what is there by one rename.
+// Symlink makes path a link to target, replacing what is there by one rename,
+// so that there is no moment at which path does not resolve (I4).
 // A path that is a link to target already is left alone.
 func (d *Disk) Symlink(target, path string) error {
 	if have, err := os.Readlink(path); err == nil && have == target {

@@ -3,6 +3,7 @@ package enroll
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"sluice/internal/config"
 	"sluice/internal/contract"
@@ -83,5 +84,5 @@ func link(s record.State, p layout.Place) string {
 	if err != nil {
 		return ""
 	}
-	return target[len("sets/"):]
+	return filepath.Base(target)
 }

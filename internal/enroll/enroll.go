@@ -4,6 +4,7 @@
 package enroll
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,21 +121,11 @@ func (e *Enroller) owners() error {
 			return err
 		}
 	}
-	label := e.Label
-	if label == "" {
-		label = string(e.Deployment.Label)
+	box := config.Box{Label: cmp.Or(e.Label, string(e.Deployment.Label)), Poll: config.DefaultPoll}
+	if err := box.Check(); err != nil {
+		return outcome.Config("%w: give one with -label", err)
 	}
-	if label == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return err
-		}
-		label = strings.ToLower(host)
-	}
-	if _, err := contract.Parse[contract.Label](label); err != nil {
-		return outcome.Config("the box's label: %w: give one with -label", err)
-	}
-	text := fmt.Sprintf("# What this box follows. Keys: see sluice-fetch(8).\nSLUICE_STORE=%s\nSLUICE_LABEL=%s\n", e.Deployment.Store, label)
+	text := fmt.Sprintf("# What this box follows. Keys: see sluice-fetch(8).\nSLUICE_STORE=%s\nSLUICE_LABEL=%s\n", e.Deployment.Store, box.Label)
 	if e.Deployment.Fleet != "" {
 		text += "SLUICE_FLEET=" + e.Deployment.Fleet + "\n"
 	}
@@ -239,12 +230,10 @@ func (e *Enroller) pipeline(ctx context.Context, s store.Store, set trust.Set, b
 		return err
 	}
 	if applied, _, err := record.Load[contract.Applied](state, layout.Applied); err != nil || !applied.Same(b) {
-		return fmt.Errorf("component %s was not applied (is this box held?): %w", layout.Pipeline, errors.Join(err, errNotApplied))
+		return errors.Join(fmt.Errorf("component %s was not applied: is this box held?", layout.Pipeline), err)
 	}
 	return nil
 }
-
-var errNotApplied = errors.New("see its log above")
 
 // stage brings the pipeline's bundle to its set, as fetch, verify and stage
 // would.
@@ -397,8 +386,9 @@ func (e *Enroller) arm(ctx context.Context, name contract.Component) error {
 		return err
 	}
 	for _, u := range units {
-		if job, err := e.Manager.Start(ctx, u); err != nil || job != systemd.JobDone {
-			return fmt.Errorf("starting %s: %s: %w", u, job, err)
+		job, err := e.Manager.Start(ctx, u)
+		if err := systemd.Done("starting", u, job, err); err != nil {
+			return err
 		}
 	}
 	return nil

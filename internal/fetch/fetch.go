@@ -133,10 +133,11 @@ func (f *Fetcher) look(ctx context.Context, w *follow, fresh bool) error {
 			return err
 		}
 	}
-	in, err := f.in(w, conf)
-	if err != nil {
-		return err
+	var p *contract.Pointer
+	if w.pointer != nil {
+		p = &w.pointer.Pointer
 	}
+	in := w.state.Decision(p, conf.Digest)
 	action, why := decide.Pointer(in)
 	switch action {
 	case decide.Noop, decide.Update:
@@ -186,28 +187,6 @@ func (f *Fetcher) read(ctx context.Context, w *follow, conf config.Component) er
 	}
 	w.raw, w.pointer, w.bad = o.Data, &p, ""
 	return nil
-}
-
-// in gathers what a decision needs. Records that can't be read are root's to
-// repair: fetch does without.
-func (f *Fetcher) in(w *follow, conf config.Component) (decide.In, error) {
-	in := decide.In{Platform: contract.Here(), Config: conf.Digest}
-	if w.pointer != nil {
-		in.Pointer = &w.pointer.Pointer
-	}
-	in.Seen = load[contract.Seen](w.state, layout.Seen)
-	in.Applied = load[contract.Applied](w.state, layout.Applied)
-	in.Result = load[contract.Result](w.state, layout.Result)
-	in.Journal = load[contract.Journal](w.state, layout.Journal)
-	return in, nil
-}
-
-func load[T contract.Record](s record.State, p layout.Place) *T {
-	v, ok, err := record.Load[T](s, p)
-	if !ok || err != nil {
-		return nil
-	}
-	return &v
 }
 
 // settle tidies up after a promote has ended: what was downloaded goes, and
@@ -309,7 +288,7 @@ func (f *Fetcher) backingOff(w *follow, in decide.In, now time.Time) bool {
 			w.world, w.retry = f.worldNow(), now.Add(decide.Backoff(r.Attempt))
 		}
 	}
-	if v := load[contract.Verdict](w.state, layout.Verdict); v != nil && v.Verdict != "good" && v.Version == w.pending.Version &&
+	if v := record.Optional[contract.Verdict](w.state, layout.Verdict); v != nil && v.Verdict != "good" && v.Version == w.pending.Version &&
 		v.PromotedAt.Equal(w.pending.PromotedAt.Time) && v.Attempt > w.pending.Attempts {
 		w.pending.Attempts, w.raised, w.world = v.Attempt, time.Time{}, f.worldNow()
 		w.retry = now.Add(decide.Backoff(v.Attempt))
@@ -338,7 +317,7 @@ func (f *Fetcher) worldNow() string {
 		state := record.State{Root: f.Root, Disk: f.Disk, Name: name}
 		conf, _ := config.LoadComponent(f.Root, name)
 		s += string(name) + " " + string(conf.Digest)
-		if a := load[contract.Applied](state, layout.Applied); a != nil {
+		if a := record.Optional[contract.Applied](state, layout.Applied); a != nil {
 			s += string(a.Version)
 		}
 		s += "\n"

@@ -87,13 +87,13 @@ func ComponentStatus(state record.State) contract.ComponentStatus {
 	if conf, err := config.LoadComponent(state.Root, state.Name); err == nil {
 		s.Channel = conf.Channel
 	}
-	if a := load[contract.Applied](state, layout.Applied); a != nil {
+	if a := record.Optional[contract.Applied](state, layout.Applied); a != nil {
 		s.Running = string(a.Version)
 	}
-	s.Result = load[contract.Result](state, layout.Result)
-	if j := load[contract.Journal](state, layout.Journal); j != nil {
+	s.Result = record.Optional[contract.Result](state, layout.Result)
+	if j := record.Optional[contract.Journal](state, layout.Journal); j != nil {
 		s.Journal = &contract.JournalBrief{Phase: j.Phase, Node: j.Node, Tries: j.Tries}
 	}
-	s.Front = load[contract.Verdict](state, layout.Verdict)
+	s.Front = record.Optional[contract.Verdict](state, layout.Verdict)
 	return s
 }

@@ -201,7 +201,7 @@ func TestStates(t *testing.T) {
 		"no pointer":      {contract.ComponentStatus{}, nil, 0, Waiting, false},
 	} {
 		got, reason := state(c.status, c.p, c.age, now)
-		if got != c.want || (Row{State: got, Reason: reason}).Wants() != c.wants {
+		if got != c.want || (Row{State: got, Reason: reason}).StandsOut() != c.wants {
 			t.Errorf("%s: %s (%s)", name, got, reason)
 		}
 	}

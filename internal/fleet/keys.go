@@ -7,12 +7,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 
 	"sluice/internal/durable"
 	"sluice/internal/outcome"
+	"sluice/internal/record"
 	"sluice/internal/trust"
 )
 
@@ -74,27 +74,8 @@ func PrivateKey(path string) (ed25519.PrivateKey, error) {
 	return private, nil
 }
 
-// PublicKey reads a .pub file.
-func PublicKey(path string) (ed25519.PublicKey, error) {
-	block, err := readPEM(path, publicBlock)
-	if err != nil {
-		return nil, err
-	}
-	key, err := x509.ParsePKIXPublicKey(block)
-	pub, ok := key.(ed25519.PublicKey)
-	if err != nil || !ok {
-		return nil, outcome.Config("%q holds no ed25519 public key: make one with `sluice keygen`", path)
-	}
-	return pub, nil
-}
-
 func readPEM(path, kind string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, outcome.Config("%w", err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxKeyFile))
+	data, err := record.ReadFile(path, maxKeyFile)
 	if err != nil {
 		return nil, outcome.Config("%w", err)
 	}

@@ -66,7 +66,7 @@ func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([
 		return nil, err
 	}
 	rows := []Row{}
-	pointers := map[string]*contract.Pointer{}
+	pointers := map[string]shown{}
 	for _, key := range keys {
 		label, ok := strings.CutSuffix(strings.TrimPrefix(key, contract.StatusPrefix), ".json")
 		if !ok {
@@ -89,7 +89,11 @@ func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([
 			if _, known := pointers[key]; !known {
 				pointers[key] = readPointer(ctx, s, set, name, c.Channel)
 			}
-			rows = append(rows, row(beat, name, c, pointers[key], now))
+			r := row(beat, name, c, pointers[key].pointer, now)
+			if err := pointers[key].err; err != nil {
+				r.State, r.Reason = Unreadable, err.Error()
+			}
+			rows = append(rows, r)
 		}
 	}
 	sort.Slice(rows, func(i, j int) bool {
@@ -101,16 +105,26 @@ func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([
 	return rows, nil
 }
 
-func readPointer(ctx context.Context, s store.Store, set trust.Set, c contract.Component, ch contract.Channel) *contract.Pointer {
+// shown is what the store shows of a channel: a pointer, none, or one that
+// can't be read or does not count.
+type shown struct {
+	pointer *contract.Pointer
+	err     error
+}
+
+func readPointer(ctx context.Context, s store.Store, set trust.Set, c contract.Component, ch contract.Channel) shown {
 	o, err := s.Get(ctx, contract.PointerKey(c, ch), contract.MaxEnvelope, "")
+	if store.IsNotExist(err) {
+		return shown{}
+	}
 	if err != nil {
-		return nil
+		return shown{err: err}
 	}
 	p, err := set.Pointer(o.Data, c, ch)
 	if err != nil {
-		return nil
+		return shown{err: err}
 	}
-	return &p.Pointer
+	return shown{pointer: &p.Pointer}
 }
 
 func row(beat contract.Heartbeat, name contract.Component, c contract.ComponentStatus, p *contract.Pointer, now time.Time) Row {
@@ -143,7 +157,7 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 	case ofTarget && c.Result.Outcome == outcome.Refused:
 		return Refused, c.Result.Reason
 	case p == nil:
-		return Waiting, "no pointer for this channel that counts"
+		return Waiting, "nothing is promoted on this channel"
 	case c.Running == string(p.Payload.Current.Version):
 		return Current, ""
 	case c.Held:
@@ -158,8 +172,8 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 	return Waiting, c.Pending
 }
 
-// Wants reports whether a row stands out: --check exits by it.
-func (r Row) Wants() bool {
+// StandsOut reports whether somebody should look: -check exits by it.
+func (r Row) StandsOut() bool {
 	switch r.State {
 	case Current, Waiting, Held:
 		return false

@@ -1,7 +1,7 @@
 // Package layout is the table of every fixed path of a box: what it is, who
 // owns it, who writes it, who reads it, and why it exists. Open it first.
 //
-// It does no I/O. Paths are written as Places, with {component} standing for
+// Paths are written as Places, with {component} standing for
 // the name of a component; Root turns a Place into a path below a prefix.
 package layout
 
@@ -48,7 +48,6 @@ const (
 	Good         Place = "/opt/sluice/{component}/good"
 	StagedMark   Place = "/opt/sluice/{component}/mark"
 	Staged       Place = "/opt/sluice/{component}/mark/staged"
-	Reserve      Place = "/opt/sluice/{component}/reserve"
 	HostLock     Place = "/opt/sluice/host.lock"
 
 	PointerRun    Place = "/run/sluice-pointer/{component}"
@@ -122,19 +121,18 @@ var Table = []Row{
 	{HostLock, File, 0o600, UserRoot, UserRoot, "apply, recover", "root", "one conversation with the service manager at a time"},
 	{OptOf, Folder, 0o755, UserRoot, UserRoot, "enroll", "all", "root's state of one component"},
 	{Lock, File, 0o600, UserRoot, UserRoot, "stage, apply, recover", "root", "one root program at a time; 0600, since whoever opens a lock can hold it"},
-	{Seen, File, 0o644, UserRoot, UserRoot, "stage", "all", "the watermark of each channel: decides replay"},
+	{Seen, File, 0o644, UserRoot, UserRoot, "stage, enroll", "all", "the watermark of each channel: decides replay"},
 	{Applied, File, 0o644, UserRoot, UserRoot, "apply, recover", "all", "which set is good"},
 	{Result, File, 0o644, UserRoot, UserRoot, "stage, apply, recover", "all", "how the last promote ended"},
-	{StagedRecord, File, 0o644, UserRoot, UserRoot, "stage", "apply", "what apply may converge to"},
-	{Versions, File, 0o644, UserRoot, UserRoot, "stage", "all", "the manifest digests that versions had: a version never comes back with other bytes"},
+	{StagedRecord, File, 0o644, UserRoot, UserRoot, "stage, enroll", "apply", "what apply may converge to"},
+	{Versions, File, 0o644, UserRoot, UserRoot, "stage, enroll", "all", "the manifest digests that versions had: a version never comes back with other bytes"},
 	{Journal, File, 0o644, UserRoot, UserRoot, "apply, recover", "all", "the open transaction; exists: something to finish or undo"},
 	{Trust, Folder, 0o755, UserRoot, UserRoot, "enroll, stage", "all", "<n>.json: the trust documents root has accepted"},
-	{Sets, Folder, 0o755, UserRoot, UserRoot, "stage", "all", "<version>: immutable once named; .<version>.partial while it is copied"},
+	{Sets, Folder, 0o755, UserRoot, UserRoot, "stage, enroll", "all", "<version>: immutable once named; .<version>.partial while it is copied"},
 	{Current, Link, 0, UserRoot, UserRoot, "apply, recover", "units", "the set that units run from"},
 	{Good, Link, 0, UserRoot, UserRoot, "apply, recover", "units of root", "the last set that passed a gate here"},
 	{StagedMark, Folder, 0o700, UserRoot, UserRoot, "stage", "apply", "holds the marker"},
 	{Staged, Marker, 0, UserRoot, UserRoot, "stage", "sluice-apply@.path", "something to apply"},
-	{Reserve, File, 0o600, UserRoot, UserRoot, "apply", "apply", "room that going back can count on when the disk is full"},
 
 	{PointerRun, Folder, 0o755, UserPointer, UserPointer, "fetch pointer", "stage", "made by systemd (RuntimeDirectory=)"},
 	{PointerAnswer, File, 0o644, UserPointer, UserPointer, "fetch pointer", "stage", "the envelope root asked for; removed once read"},

@@ -35,7 +35,7 @@ const (
 	toolOutput   = 4 << 10
 )
 
-// Refs that other packages know.
+// Refs of what a component has one of.
 const (
 	Gate graph.Ref = "gate"
 	Link graph.Ref = "link:current"
@@ -82,7 +82,7 @@ type Maker struct {
 }
 
 // Target returns where a file of a bundle goes outside the set; "" if it
-// stays inside.
+// stays inside. Nothing else outside of /opt/sluice is written (I6).
 func Target(file string) string {
 	for folder, place := range map[string]layout.Place{contract.UnitsFolder: layout.SystemdUnits, contract.SysusersFolder: layout.Sysusers, contract.TmpfilesFolder: layout.Tmpfiles} {
 		if name, ok := strings.CutPrefix(file, folder); ok {
@@ -92,8 +92,8 @@ func Target(file string) string {
 	return ""
 }
 
-// late reports whether a unit file changes only after COMMIT: an old recover
-// is never started by a new unit.
+// late reports whether a unit file changes only after the commit: an old recover
+// is never started by a new unit (I2).
 func late(c contract.Component, file string) bool {
 	name := path.Base(file)
 	return c == layout.Pipeline && strings.HasPrefix(file, contract.UnitsFolder) && (strings.HasPrefix(name, "sluice-apply") || strings.HasPrefix(name, "sluice-recover"))
@@ -408,10 +408,7 @@ func (k Maker) restartSocket(ctx context.Context, socket, service string) error 
 	_ = k.within(ctx, callTimeout, func(ctx context.Context) error { return k.Manager.ResetFailed(ctx, socket) })
 	return k.within(ctx, startTimeout, func(ctx context.Context) error {
 		job, err := k.Manager.Restart(ctx, socket)
-		if err == nil && job != systemd.JobDone {
-			err = fmt.Errorf("restarting %s: %s", socket, job)
-		}
-		return err
+		return systemd.Done("restarting", socket, job, err)
 	})
 }
 
@@ -435,6 +432,7 @@ func (e *expansion) active() {
 				if pass {
 					return e.within(ctx, callTimeout, func(ctx context.Context) error { return e.Manager.Queue(ctx, u) })
 				}
+				// How it ends is for the gate to judge, not for the way back to fail on.
 				return e.within(ctx, startTimeout, func(ctx context.Context) error {
 					_, err := e.Manager.Start(ctx, u)
 					return err
@@ -526,10 +524,7 @@ func (k Maker) arm(ctx context.Context, refs []graph.Ref) error {
 func (k Maker) start(ctx context.Context, u string) error {
 	return k.within(ctx, startTimeout, func(ctx context.Context) error {
 		job, err := k.Manager.Start(ctx, u)
-		if err == nil && job != systemd.JobDone {
-			err = fmt.Errorf("starting %s: %s", u, job)
-		}
-		return err
+		return systemd.Done("starting", u, job, err)
 	})
 }
 
@@ -600,10 +595,7 @@ func (k Maker) stop(ctx context.Context, u string) error {
 	}
 	return k.within(ctx, k.stopTime(ctx, u), func(ctx context.Context) error {
 		job, err := k.Manager.Stop(ctx, u)
-		if err == nil && job != systemd.JobDone {
-			err = fmt.Errorf("stopping %s: %s", u, job)
-		}
-		return err
+		return systemd.Done("stopping", u, job, err)
 	})
 }
 

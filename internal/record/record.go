@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/internal/contract"
+	"sluice/internal/decide"
 	"sluice/internal/durable"
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
@@ -73,6 +74,22 @@ func Load[T contract.Record](s State, p layout.Place) (T, bool, error) {
 	return v, true, nil
 }
 
+// Optional is Load for who can do without: a record that is not there, or that
+// root has to repair, is nil.
+func Optional[T contract.Record](s State, p layout.Place) *T {
+	v, ok, err := Load[T](s, p)
+	if !ok || err != nil {
+		return nil
+	}
+	return &v
+}
+
+// Decision gathers what this box knows for deciding what a pointer means.
+func (s State) Decision(p *contract.Pointer, config contract.Digest) decide.In {
+	return decide.In{Pointer: p, Platform: contract.Here(), Config: config, Seen: Optional[contract.Seen](s, layout.Seen), Applied: Optional[contract.Applied](s, layout.Applied),
+		Result: Optional[contract.Result](s, layout.Result), Journal: Optional[contract.Journal](s, layout.Journal)}
+}
+
 // LoadOrQuarantine is Load for root: a damaged record is moved aside under a
 // name that says so and told to report, and then there is none.
 func LoadOrQuarantine[T contract.Record](s State, p layout.Place, report func(error)) (T, bool, error) {
@@ -102,7 +119,8 @@ func (s State) Save(p layout.Place, r contract.Record) error {
 // same size, so going back needs no new room.
 const journalSize = 4096
 
-// SaveJournal writes the open transaction, padded to one block.
+// SaveJournal writes the open transaction, padded to one block, before what it
+// tells of happens (I1).
 func (s State) SaveJournal(j contract.Journal) error {
 	data := contract.EncodeRecord(j)
 	if pad := journalSize - len(data); pad > 0 {
@@ -118,10 +136,11 @@ func trimPadding(data []byte) []byte {
 	return []byte(strings.TrimRight(string(data), " \n"))
 }
 
-// Open reports whether a transaction is open.
+// Open reports whether a transaction is open. A disk that can't tell counts as
+// yes: who goes on from there reads the journal, and says what is wrong.
 func (s State) Open() bool {
 	_, err := os.Lstat(s.Path(layout.Journal))
-	return err == nil
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // Trust returns the trust in force: the newest document that root has

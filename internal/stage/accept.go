@@ -82,7 +82,7 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 	return s.finish(build, set, m)
 }
 
-// see moves the watermark forward.
+// see moves the watermark forward, and never back (I5).
 func (s *Stager) see(p trust.Pointer, seen *contract.Seen) error {
 	if !p.PromotedAt.After(decide.Watermark(seen, p.Channel).Time) || s.DryRun {
 		return nil

@@ -144,7 +144,7 @@ func (s *Stager) hint(data *intake.Folder) (contract.Hint, error) {
 
 // pointer gets the pointer by root's own doing: sluice-pointer@ has run just
 // before, as a third user. By hand, on another tree, the same program runs as
-// a child. It returns the watermarks too, as the trust in force leaves them.
+// a child. It returns the watermarks too.
 func (s *Stager) pointer(ctx context.Context) (trust.Pointer, *contract.Seen, error) {
 	folder, name := filepath.Dir(s.State.Path(layout.PointerRun)), string(s.State.Name)
 	if !s.State.Root.Live() {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/durable"
+	"sluice/internal/outcome"
 )
 
 // dir is a folder. Its ETags are digests; writes are atomic and durable;
@@ -35,7 +36,7 @@ const dirLock = ".lock"
 
 func newDir(u *url.URL) (Store, error) {
 	if u.Host != "" || !filepath.IsAbs(u.Path) || u.RawQuery != "" {
-		return nil, fmt.Errorf("SLUICE_STORE: %q must be file:// and an absolute path, as file:///srv/bucket", u)
+		return nil, outcome.Config("SLUICE_STORE: %q must be file:// and an absolute path, as file:///srv/bucket", u)
 	}
 	return &dir{path: filepath.Clean(u.Path), disk: durable.Disk{Shared: true}}, nil
 }

@@ -235,3 +235,33 @@ func (r *Recorder) Watch(context.Context) (<-chan struct{}, func()) { return nil
 
 // Tail says who would be asked.
 func (r *Recorder) Tail(_ context.Context, u Unit) string { return "log of " + u.Name }
+
+// Clone returns a manager in the same state, of another tree: what a test
+// goes on with after a process has died.
+func (r *Recorder) Clone(root layout.Root) *Recorder {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := &Recorder{Root: root, lives: r.lives, units: map[string]*Unit{}, enabled: map[string]bool{}}
+	for name, u := range r.units {
+		copied := *u
+		c.units[name] = &copied
+	}
+	for name, on := range r.enabled {
+		c.enabled[name] = on
+	}
+	return c
+}
+
+// PowerCycle forgets what runs: after it only what is enabled, and has a file,
+// is started by the boot.
+func (r *Recorder) PowerCycle() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, u := range r.units {
+		_, err := os.Lstat(r.Root.Join(r.file(name)))
+		if *u = (Unit{Name: name, ActiveState: "inactive", SubState: "dead", Result: "success"}); r.enabled[name] && err == nil {
+			r.lives++
+			u.ActiveState, u.InvocationID = "active", fmt.Sprint("life-", r.lives)
+		}
+	}
+}

@@ -6,6 +6,7 @@ package systemd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"sluice/internal/layout"
@@ -90,6 +91,17 @@ type Manager interface {
 	// Tail returns the last lines that an invocation of a unit logged.
 	Tail(ctx context.Context, u Unit) string
 	Close()
+}
+
+// Done makes an error of a job that did not end as done.
+func Done(doing, unit, job string, err error) error {
+	if err == nil && job != JobDone {
+		err = fmt.Errorf("the job ended as %q", job)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %q: %w", doing, unit, err)
+	}
+	return nil
 }
 
 // Of returns the manager of a tree.

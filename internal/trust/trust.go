@@ -105,16 +105,12 @@ type Pointer struct {
 	contract.Pointer
 	keyIDs []string
 	trust  int
-	raw    []byte
 }
 
 // Water is the watermark that this pointer sets.
 func (p Pointer) Water() contract.Water {
 	return contract.Water{PromotedAt: p.PromotedAt, Trust: p.trust, KeyIDs: p.keyIDs}
 }
-
-// Raw is the envelope as it came.
-func (p Pointer) Raw() []byte { return p.raw }
 
 // Pointer checks the envelope of a pointer for one component and channel.
 // Errors bear their word; of a version that is not read: upgrade-needed, deferred.
@@ -137,7 +133,7 @@ func (s Set) Pointer(data []byte, c contract.Component, ch contract.Channel) (Po
 	if p.Channel != ch {
 		return Pointer{}, outcome.Refuse(outcome.WrongChannel, "the pointer is for channel %q, this box follows %q", p.Channel, ch)
 	}
-	return Pointer{p, ids, s.Number, data}, nil
+	return Pointer{p, ids, s.Number}, nil
 }
 
 // documentError gives a signed document that does not decode its word: this

@@ -84,7 +84,7 @@ func (v *Verifier) verify(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	action, why := decide.Pointer(v.decision(p, conf))
+	action, why := decide.Pointer(v.State.Decision(&p.Pointer, conf.Digest))
 	switch action {
 	case decide.Ignore:
 		return false, outcome.Refuse(outcome.Replay, "the pointer of %s is older than what this box has seen", p.PromotedAt)
@@ -139,20 +139,6 @@ func CheckPointer(s record.State, data []byte) (trust.Pointer, error) {
 		return trust.Pointer{}, err
 	}
 	return set.Pointer(data, s.Name, conf.Channel)
-}
-
-func (v *Verifier) decision(p trust.Pointer, conf config.Component) decide.In {
-	in := decide.In{Pointer: &p.Pointer, Platform: contract.Here(), Config: conf.Digest}
-	if r, ok, err := record.Load[contract.Seen](v.State, layout.Seen); ok && err == nil {
-		in.Seen = &r
-	}
-	if r, ok, err := record.Load[contract.Applied](v.State, layout.Applied); ok && err == nil {
-		in.Applied = &r
-	}
-	if r, ok, err := record.Load[contract.Result](v.State, layout.Result); ok && err == nil {
-		in.Result = &r
-	}
-	return in
 }
 
 // tree makes verified/<version>/tree, unless root has the set or the tree is

@@ -285,3 +285,46 @@ func TestUnitsAreWellSpelt(t *testing.T) {
 		t.Error(said)
 	}
 }
+
+// Every word that a reason can begin with is explained, and every invariant
+// stands in the code.
+func TestDocsNameWhatThereIs(t *testing.T) {
+	src, err := os.ReadFile(filepath.Join(top, "internal/outcome/outcome.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	guide, err := os.ReadFile(filepath.Join(top, "docs/operating.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := regexp.MustCompile(`Word += "([^"]+)"`).FindAllStringSubmatch(string(src), -1)
+	if len(words) < 20 {
+		t.Fatalf("only %d words found: the pattern is out of date", len(words))
+	}
+	for _, w := range words {
+		if !strings.Contains(string(guide), "`"+w[1]+"`") {
+			t.Errorf("docs/operating.md does not explain %s", w[1])
+		}
+	}
+	var code strings.Builder
+	files, _ := filepath.Glob(filepath.Join(top, "internal/*/*.go"))
+	for _, f := range files {
+		if !strings.HasSuffix(f, "_test.go") {
+			data, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			code.Write(data)
+		}
+	}
+	for i := 1; i <= 6; i++ {
+		if !strings.Contains(code.String(), fmt.Sprintf("(I%d)", i)) {
+			t.Errorf("no code cites I%d", i)
+		}
+	}
+	for _, tag := range []string{"// SWITCH", "// COMMIT"} {
+		if n := strings.Count(code.String(), tag); n != 1 {
+			t.Errorf("%s stands %d times in the code, not once", tag, n)
+		}
+	}
+}

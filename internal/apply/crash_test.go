@@ -1,0 +1,372 @@
+package apply
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/internal/contract"
+	"sluice/internal/durable"
+	"sluice/internal/fault"
+	"sluice/internal/layout"
+	"sluice/internal/outcome"
+	"sluice/internal/record"
+	"sluice/internal/systemd"
+)
+
+// Every durable operation and every call of the manager has a number. A run
+// dies at each, and is recovered; then, once for each distinct state that a
+// first death leaves, the recovery dies at each of its own, and is recovered
+// again. What is judged each time is what must hold at every instant.
+
+// A scenario is a transaction to die in.
+type scenario struct {
+	name      string
+	component contract.Component
+	prepare   func(*testbox) // leaves something staged
+	bad       bool           // the new build does not pass its gate
+	// How many points there are. Fewer means that something is not counted any
+	// more: see what, before you change this.
+	first, second int
+}
+
+var scenarios = []scenario{
+	{"first install", "edge", func(b *testbox) { b.stageFull("1") }, false, 0, 0},
+	{"first install, bad", "edge", func(b *testbox) { b.stageFull("1") }, true, 0, 0},
+	{"forward", "edge", func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, false, 0, 0},
+	{"back", "edge", func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, true, 0, 0},
+	{"self-update", "sluice", func(b *testbox) { b.stageSelf("1"); b.must(b.apply()); b.stageSelf("2") }, false, 0, 0},
+}
+
+// stageSelf stages a pipeline, whose own units change after the gate only.
+func (b *testbox) stageSelf(version string) {
+	b.stage(version, map[string]string{
+		"units/sluice-apply@.service": "[Service]\nType=oneshot\nExecStart=/x\n# " + version,
+		"units/sluice-fetch.service":  "[Service]\nExecStart=/x\n[Install]\nWantedBy=multi-user.target\n",
+	}, func(m *contract.Manifest) {
+		m.Units.Enable, m.Units.Restart = append(m.Units.Enable, "sluice-fetch.service"), append(m.Units.Restart, contract.Restart{Unit: "sluice-fetch.service"})
+	})
+}
+
+// fork is a box in the same state, in another folder.
+func (b *testbox) fork(dir string, points *fault.Points, bad bool) *testbox {
+	b.t.Helper()
+	c := &testbox{t: b.t, root: layout.Root(dir), promote: b.promote, disk: &durable.Disk{Fault: points}}
+	b.must(os.CopyFS(dir, links{os.DirFS(string(b.root)), string(b.root)}))
+	c.manager = b.manager.Clone(c.root)
+	c.manager.Fault = points
+	c.state = record.State{Root: c.root, Disk: c.disk, Name: b.state.Name}
+	if bad {
+		c.manager.OnStart = func(name string, u *systemd.Unit) string {
+			target, _ := os.Readlink(c.state.Path(layout.Current))
+			if strings.HasSuffix(name, ".service") && target == "sets/"+c.candidate() {
+				return failing(name, u)
+			}
+			return systemd.JobDone
+		}
+	}
+	return c
+}
+
+// candidate is the version that is staged.
+func (b *testbox) candidate() string {
+	s, _, _ := record.Load[contract.Staged](b.state, layout.StagedRecord)
+	return string(s.Version)
+}
+
+// links makes os.CopyFS copy symbolic links as they are.
+type links struct {
+	fs.FS
+	base string
+}
+
+func (l links) ReadLink(name string) (string, error) { return os.Readlink(filepath.Join(l.base, name)) }
+func (l links) Lstat(name string) (fs.FileInfo, error) {
+	return os.Lstat(filepath.Join(l.base, name))
+}
+
+// picture is all of a box's state, to tell two apart.
+func (b *testbox) picture() [32]byte {
+	h := sha256.New()
+	b.must(filepath.WalkDir(string(b.root), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() || e.Name() == "lock" || e.Name() == "host.lock" {
+			return err
+		}
+		rel, _ := filepath.Rel(string(b.root), path)
+		if target, err := os.Readlink(path); err == nil {
+			fmt.Fprintf(h, "%s -> %s\n", rel, target)
+			return nil
+		}
+		data, err := os.ReadFile(path)
+		if e.Name() == "journal.json" || strings.HasSuffix(e.Name(), ".tmp") {
+			j, _, _ := record.Load[contract.Journal](b.state, layout.Journal)
+			data = []byte(j.Phase) // recovery goes by nothing else of it
+		}
+		if e.Name() == "result.json" || e.Name() == "applied.json" {
+			r, _, _ := record.Load[contract.Result](b.state, layout.Result)
+			data = fmt.Appendf(nil, "%s %s %d %d", r.Version, r.Outcome, r.Attempt, len(data))
+		}
+		fmt.Fprintf(h, "%s %x\n", rel, sha256.Sum256(data))
+		return err
+	}))
+	fmt.Fprintln(h, b.manager.Active(), b.manager.Enabled())
+	return [32]byte(h.Sum(nil))
+}
+
+// instant judges what must hold at every instant, recovered or not: once a set
+// was good, good and current resolve, and good is complete (I1, I4).
+func (b *testbox) instant() error {
+	good, err := os.Readlink(b.state.Path(layout.Good))
+	if err != nil {
+		return nil // a first install
+	}
+	version := filepath.Base(good)
+	m, digest, err := record.Manifest(b.state.Set(contract.Version(version)))
+	if err != nil {
+		return fmt.Errorf("good does not resolve: %w", err)
+	}
+	if _, err := record.CheckSet(b.state.Set(m.Version), digest); err != nil {
+		return fmt.Errorf("good is not complete: %w", err)
+	}
+	if _, err := os.Stat(b.state.Path(layout.Current)); err != nil {
+		return fmt.Errorf("current does not resolve: %w", err)
+	}
+	return nil
+}
+
+// oneBuild judges that files, links, records, enablement and what runs are
+// those of exactly one build (I1, I2). It returns its version, "" for none.
+func (b *testbox) oneBuild() (string, error) {
+	if err := b.instant(); err != nil {
+		return "", err
+	}
+	if b.state.Open() {
+		return "", errors.New("the journal is still there")
+	}
+	current, _ := os.Readlink(b.state.Path(layout.Current))
+	good, _ := os.Readlink(b.state.Path(layout.Good))
+	if current != good {
+		return "", fmt.Errorf("current is %q, good is %q", current, good)
+	}
+	version := strings.TrimPrefix(current, "sets/")
+	applied, _, err := record.Load[contract.Applied](b.state, layout.Applied)
+	if err != nil || string(applied.Version) != version {
+		return "", fmt.Errorf("applied.json says %q, current %q, %v", applied.Version, version, err)
+	}
+	var m contract.Manifest
+	if version != "" {
+		if m, _, err = record.Manifest(b.state.Set(contract.Version(version))); err != nil {
+			return "", err
+		}
+	}
+	want := map[string]contract.File{}
+	for _, f := range m.Files {
+		for folder, place := range map[string]layout.Place{"units/": layout.SystemdUnits, "sysusers.d/": layout.Sysusers, "tmpfiles.d/": layout.Tmpfiles} {
+			if name, ok := strings.CutPrefix(f.Path, folder); ok {
+				want[filepath.Join(string(place), name)] = f
+			}
+		}
+	}
+	for _, place := range []layout.Place{layout.SystemdUnits, layout.Sysusers, layout.Tmpfiles} {
+		entries, err := os.ReadDir(b.root.Path(place, ""))
+		if err != nil {
+			return "", err
+		}
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), ".") {
+				continue // being written when it died
+			}
+			at := filepath.Join(string(place), e.Name())
+			data, err := os.ReadFile(b.root.Join(at))
+			if f, wanted := want[at]; err != nil || !wanted || record.Sum(data) != f.SHA256 {
+				return "", fmt.Errorf("%s is not of %q (wanted: %v)", at, version, wanted)
+			}
+			delete(want, at)
+		}
+	}
+	if len(want) > 0 {
+		return "", fmt.Errorf("missing of %q: %v", version, want)
+	}
+	enabled := slices.Sorted(slices.Values(m.Units.Enable))
+	if got := b.manager.Enabled(); !slices.Equal(got, enabled) {
+		return "", fmt.Errorf("enabled %v, %q wants %v", got, version, enabled)
+	}
+	if got := b.manager.Active(); !slices.Equal(got, enabled) {
+		return "", fmt.Errorf("active %v, %q wants %v", got, version, enabled)
+	}
+	return version, nil
+}
+
+// after judges a recovered box: one build, and the result that says which. The
+// old one unless the journal had been committed.
+func (b *testbox) after(old, target string, committed bool) error {
+	version, err := b.oneBuild()
+	if err != nil {
+		return err
+	}
+	want := old
+	if committed {
+		want = target
+	}
+	if version != want {
+		return fmt.Errorf("it ends on %q, committed: %v", version, committed)
+	}
+	r, ok, err := record.Load[contract.Result](b.state, layout.Result)
+	if err != nil {
+		return err
+	}
+	if ok && string(r.Version) == target && (r.Outcome == outcome.Applied) != committed {
+		return fmt.Errorf("it ends on %q, and the result says %s", version, r.Outcome)
+	}
+	return nil
+}
+
+// committed reports whether the journal on the disk, or its absence after a
+// result, says that the new build stays.
+func (b *testbox) committed(target string) bool {
+	if j, ok, _ := record.Load[contract.Journal](b.state, layout.Journal); ok {
+		return j.Phase == Gated
+	}
+	a, _, _ := record.Load[contract.Applied](b.state, layout.Applied)
+	return string(a.Version) == target
+}
+
+// revive goes on after a death: the manager lives on after a kill, and boots
+// anew after a power cut.
+func (b *testbox) revive(boot bool) error {
+	if boot {
+		b.manager.PowerCycle()
+	}
+	a := &Applier{State: b.state, Manager: b.manager, Log: slog.New(slog.DiscardHandler), Status: func(string, ...any) {}, Now: time.Now}
+	return a.Recover(context.Background(), boot)
+}
+
+func TestCrash(t *testing.T) {
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			c := &crashes{t: t, s: s, dir: ramFolder(t), seen: map[string]bool{}}
+			base := newBoxOf(t, s.component)
+			s.prepare(base)
+			c.run(base)
+			total := c.first + c.second
+			t.Logf("SHOW %s: %d of %d end on exactly one build", s.name, total-c.failed, total)
+			if c.first < s.first || c.second < s.second {
+				t.Errorf("%d points and %d within recoveries, there were %d and %d: what is not counted any more?", c.first, c.second, s.first, s.second)
+			}
+		})
+	}
+}
+
+// ramFolder is a folder in memory, where fsync costs nothing.
+func ramFolder(t *testing.T) string {
+	dir, err := os.MkdirTemp("/dev/shm", "sluice-crash-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+type crashes struct {
+	t                     *testing.T
+	s                     scenario
+	dir                   string
+	seen                  map[string]bool
+	n                     int
+	first, second, failed int
+}
+
+// fork forks a box into a folder that goes again.
+func (c *crashes) fork(b *testbox, points *fault.Points, bad bool) (*testbox, func()) {
+	c.n++
+	dir := filepath.Join(c.dir, fmt.Sprint(c.n))
+	return b.fork(dir, points, bad), func() { os.RemoveAll(dir) }
+}
+
+func (c *crashes) judge(err error, format string, args ...any) {
+	if err != nil {
+		if c.failed++; c.failed <= 5 {
+			c.t.Errorf("%s: %v", fmt.Sprintf(format, args...), err)
+		}
+	}
+}
+
+func (c *crashes) run(base *testbox) {
+	old, target := "", base.candidate()
+	if a, ok, _ := record.Load[contract.Applied](base.state, layout.Applied); ok {
+		old = string(a.Version)
+	}
+	for n := 1; ; n++ {
+		where := ""
+		points := &fault.Points{At: n, Seen: func(i int, op, object string) {
+			if i == n {
+				where = op + " " + filepath.Base(object)
+			}
+		}}
+		dead, gone := c.fork(base, points, c.s.bad)
+		_ = dead.apply()
+		if points.Count() < n {
+			c.judge(dead.after(old, target, !c.s.bad), "without a death")
+			gone()
+			return
+		}
+		c.first++
+		committed := dead.committed(target)
+		c.judge(dead.instant(), "died at %d, %s", n, where)
+		picture := fmt.Sprintf("%x", dead.picture())
+		for _, boot := range []bool{false, true} {
+			revived, gone := c.fork(dead, nil, false)
+			err := revived.revive(boot)
+			if err == nil {
+				err = revived.after(old, target, committed)
+			}
+			c.judge(err, "died at %d, %s; boot %v", n, where, boot)
+			gone()
+			if key := fmt.Sprint(picture, boot); !c.seen[key] {
+				c.seen[key] = true
+				if os.Getenv("AGAIN") != "" {
+					c.again(dead, old, target, committed, boot, fmt.Sprintf("died at %d, %s", n, where))
+				}
+			}
+		}
+		gone()
+	}
+}
+
+// again dies within the recovery of a state, at each of its points.
+func (c *crashes) again(dead *testbox, old, target string, committed, boot bool, first string) {
+	for m := 1; ; m++ {
+		where := ""
+		points := &fault.Points{At: m, Seen: func(i int, op, object string) {
+			if i == m {
+				where = op + " " + filepath.Base(object)
+			}
+		}}
+		second, gone := c.fork(dead, points, false)
+		_ = second.revive(boot)
+		if points.Count() < m {
+			gone()
+			return
+		}
+		c.second++
+		c.judge(second.instant(), "%s; again at %d, %s; boot %v", first, m, where, boot)
+		revived, gone2 := c.fork(second, nil, false)
+		err := revived.revive(boot)
+		if err == nil {
+			err = revived.after(old, target, committed)
+		}
+		c.judge(err, "%s; again at %d, %s; boot %v", first, m, where, boot)
+		gone2()
+		gone()
+	}
+}
