@@ -15,6 +15,7 @@ import (
 	"github.com/peterbourgon/ff/v3/ffcli"
 
 	"sluice/internal/config"
+	"sluice/internal/contract"
 	"sluice/internal/durable"
 	"sluice/internal/fetch"
 	"sluice/internal/layout"
@@ -67,6 +68,13 @@ func verb(name, short string, run func(context.Context, *fetch.Fetcher) error) *
 			return err
 		}
 		root := common.Root()
+		var only contract.Component
+		if common.Component != "" {
+			var err error
+			if only, err = common.Name(); err != nil {
+				return err
+			}
+		}
 		if uid, err := root.UID(layout.UserFetch); err != nil || uid != os.Geteuid() {
 			return outcome.Config("fetch runs as %s, so that verify accepts its files: runuser -u %s -- …, or -root DIR to work on another tree", layout.UserFetch, layout.UserFetch)
 		}
@@ -85,7 +93,7 @@ func verb(name, short string, run func(context.Context, *fetch.Fetcher) error) *
 			return err
 		}
 		defer lock.Release()
-		return run(ctx, &fetch.Fetcher{Root: root, Disk: disk, Store: s, Box: *box, Log: program.Log, Status: program.Status, Beat: program.Beat})
+		return run(ctx, &fetch.Fetcher{Root: root, Disk: disk, Store: s, Box: *box, Only: only, Log: program.Log, Status: program.Status, Beat: program.Beat})
 	}}
 }
 

@@ -89,7 +89,7 @@ func each(common *program.Common, wanted func(record.State) bool, do func(*apply
 	for _, e := range entries {
 		name, err := contract.Parse[contract.Component](e.Name())
 		state := record.State{Root: common.Root(), Disk: &durable.Disk{}, Name: name}
-		if err == nil && e.IsDir() && wanted(state) {
+		if err == nil && e.IsDir() && wanted(state) && (common.Component == "" || common.Component == e.Name()) {
 			errs = append(errs, do(applier(state, manager)))
 		}
 	}

@@ -336,6 +336,7 @@ func status() *ffcli.Command {
 		channel = set.String("channel", "", "only this `channel`")
 		asJSON  = set.Bool("json", false, "print JSON")
 		check   = set.Bool("check", false, "exit 1 if a box stands out")
+		watch   = set.Bool("watch", false, "show it again every two seconds, until stopped")
 	)
 	return &ffcli.Command{Name: "status", ShortHelp: "what every box runs, and how its last promote ended", ShortUsage: "sluice status [-channel NAME] [-json] [-check]", FlagSet: set,
 		Exec: func(ctx context.Context, args []string) error {
@@ -350,37 +351,52 @@ func status() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			all, err := fleet.Status(ctx, s, trusted, time.Now())
-			if err != nil {
-				return err
-			}
-			if *channel != "" {
-				if _, err := contract.Parse[contract.Channel](*channel); err != nil {
-					return &outcome.UsageError{Err: err}
+			show := func() (standOut, rows int, err error) {
+				all, err := fleet.Status(ctx, s, trusted, time.Now())
+				if err != nil {
+					return 0, 0, err
 				}
-			}
-			rows, out := []fleet.Row{}, 0
-			for _, r := range all {
-				if *channel == "" || r.Channel == *channel {
-					rows = append(rows, r)
-					if r.StandsOut() {
-						out++
+				shown := []fleet.Row{}
+				for _, r := range all {
+					if *channel == "" || r.Channel == *channel {
+						shown = append(shown, r)
+						if r.StandsOut() {
+							standOut++
+						}
 					}
 				}
+				if *asJSON {
+					_, err = os.Stdout.Write(contract.EncodeJSON(map[string]any{"schema": contract.One, "boxes": shown}))
+				} else {
+					err = table(os.Stdout, shown)
+				}
+				return standOut, len(shown), err
 			}
-			if *asJSON {
-				if _, err := os.Stdout.Write(contract.EncodeJSON(map[string]any{"schema": contract.One, "boxes": rows})); err != nil {
+			for {
+				if *watch && !*asJSON {
+					fmt.Print("\033[H\033[J") // home, and clear
+				}
+				standOut, rows, err := show()
+				if err != nil {
 					return err
 				}
-			} else if err := table(os.Stdout, rows); err != nil {
-				return err
+				if !*watch {
+					if *check && standOut > 0 {
+						return fmt.Errorf("%d of %d stand out", standOut, rows)
+					}
+					return nil
+				}
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-time.After(watchEvery):
+				}
 			}
-			if *check && out > 0 {
-				return fmt.Errorf("%d of %d stand out", out, len(rows))
-			}
-			return nil
 		}}
 }
+
+// watchEvery is how often a watched status is read anew.
+const watchEvery = 2 * time.Second
 
 func table(w io.Writer, rows []fleet.Row) error {
 	t := tabwriter.NewWriter(w, 0, 2, 2, ' ', 0)

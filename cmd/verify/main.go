@@ -7,16 +7,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/peterbourgon/ff/v3/ffcli"
 
 	"sluice/internal/bundle"
 	"sluice/internal/contract"
-	"sluice/internal/durable"
 	"sluice/internal/layout"
 	"sluice/internal/marker"
 	"sluice/internal/outcome"
@@ -96,19 +95,12 @@ func file() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			f, err := os.Open(name)
+			info, err := bundle.InspectFile(name)
+			if errors.Is(err, bundle.ErrBad) {
+				return outcome.Refuse(outcome.BadBundle, "%w", err)
+			}
 			if err != nil {
 				return err
-			}
-			defer f.Close()
-			scratch, err := os.MkdirTemp("", "sluice-verify-")
-			if err != nil {
-				return err
-			}
-			defer os.RemoveAll(scratch)
-			info, err := bundle.Inspect(&durable.Disk{}, f, scratch)
-			if err != nil {
-				return outcome.Refuse(outcome.BadBundle, "%q: %w", name, err)
 			}
 			m := info.Manifest
 			fmt.Printf("%s %s for %s: %d files, %d bytes unpacked\nsha256 %s\nmanifest %s\n", m.Component, m.Version, m.Platform, len(m.Files), m.Size(), info.SHA256, info.ManifestSHA256)

@@ -184,6 +184,25 @@ func Inspect(disk *durable.Disk, r io.Reader, dir string) (Info, error) {
 	return Info{m, record.Sum(m.Encode()), in.n, record.Hex(hash), contract.MaxUnpacked + 1 - raw.N}, nil
 }
 
+// InspectFile is Inspect of a file, in a scratch folder that goes again.
+func InspectFile(name string) (Info, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return Info{}, err
+	}
+	defer f.Close()
+	scratch, err := os.MkdirTemp("", "sluice-inspect-")
+	if err != nil {
+		return Info{}, err
+	}
+	defer os.RemoveAll(scratch)
+	info, err := Inspect(&durable.Disk{}, f, scratch)
+	if err != nil {
+		return info, fmt.Errorf("%q: %w", name, err)
+	}
+	return info, nil
+}
+
 func reader(r io.Reader) (*zstd.Decoder, error) {
 	return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window), zstd.WithDecoderMaxMemory(contract.MaxUnpacked+1))
 }

@@ -269,7 +269,7 @@ func (e *Enroller) fetch(ctx context.Context, s store.Store, state record.State,
 		return err
 	}
 	defer os.RemoveAll(scratch)
-	file, err := os.Create(filepath.Join(scratch, "bundle.unverified"))
+	file, err := os.Create(filepath.Join(scratch, layout.ObjectName))
 	if err != nil {
 		return err
 	}

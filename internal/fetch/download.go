@@ -15,16 +15,14 @@ import (
 
 	"sluice/internal/contract"
 	"sluice/internal/durable"
+	"sluice/internal/layout"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/store"
 )
 
-// Names of a download. What is not proven says so.
-const (
-	objectName = "bundle.unverified"
-	partSuffix = ".part"
-)
+// partSuffix ends the name of a download that is not whole yet.
+const partSuffix = ".part"
 
 const (
 	chunk = 64 << 10 // bytes that are read at once, so memory does not grow with the object
@@ -35,7 +33,7 @@ const (
 )
 
 func (f *Fetcher) objectPath(w *follow) string {
-	return filepath.Join(f.Root.Download(string(w.state.Name), string(w.pending.Version)), objectName)
+	return filepath.Join(f.Root.Download(string(w.state.Name), string(w.pending.Version)), layout.ObjectName)
 }
 
 // download brings the bundle of the pending promote to incoming/, resuming

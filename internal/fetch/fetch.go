@@ -42,6 +42,7 @@ type Fetcher struct {
 	Disk   *durable.Disk
 	Store  store.Store
 	Box    config.Box
+	Only   contract.Component // by hand: look at this component alone; "" for all
 	Log    *slog.Logger
 	Status func(format string, args ...any)
 	Beat   func() // tells a watchdog that all is well
@@ -79,11 +80,15 @@ func (f *Fetcher) pass(ctx context.Context, fresh bool) error {
 	if err != nil {
 		return err
 	}
+	followed := names
+	if f.Only != "" {
+		followed = []contract.Component{f.Only}
+	}
 	if f.follows == nil {
 		f.follows = map[contract.Component]*follow{}
 	}
 	var errs []error
-	for _, name := range names {
+	for _, name := range followed {
 		w := f.follows[name]
 		if w == nil {
 			w = &follow{state: record.State{Root: f.Root, Disk: f.Disk, Name: name}}

@@ -10,7 +10,6 @@ import (
 
 	"sluice/internal/bundle"
 	"sluice/internal/contract"
-	"sluice/internal/durable"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/store"
@@ -27,7 +26,7 @@ type Plan struct {
 func Read(files []string, now time.Time) (Plan, error) {
 	p := Plan{Release: contract.Release{Artifacts: map[contract.Platform]contract.Artifact{}, Source: "file", ReleasedAt: contract.At(now)}, files: map[contract.Platform]string{}}
 	for _, file := range files {
-		info, err := Inspect(file)
+		info, err := bundle.InspectFile(file)
 		if err != nil {
 			return p, outcome.Refuse(outcome.BadBundle, "%w", err)
 		}
@@ -65,25 +64,6 @@ func (p Plan) Mirror(ctx context.Context, s store.Store, progress func(done, tot
 		progress(done, total)
 	}
 	return nil
-}
-
-// Inspect reads a bundle file whole, in a scratch folder.
-func Inspect(file string) (bundle.Info, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return bundle.Info{}, err
-	}
-	defer f.Close()
-	scratch, err := os.MkdirTemp("", "sluice-inspect-")
-	if err != nil {
-		return bundle.Info{}, err
-	}
-	defer os.RemoveAll(scratch)
-	info, err := bundle.Inspect(&durable.Disk{}, f, scratch)
-	if err != nil {
-		return info, fmt.Errorf("%q: %w", file, err)
-	}
-	return info, nil
 }
 
 // mirror puts a bundle into the store, if it is not there.

@@ -188,6 +188,10 @@ func (r Root) Download(component, version string) string {
 	return filepath.Join(r.Path(Incoming, component), version)
 }
 
+// ObjectName is the name of a download below its version's folder. What is not
+// proven says so.
+const ObjectName = "bundle.unverified"
+
 // Tree returns the verified tree of one version.
 func (r Root) Tree(component, version string) string {
 	return filepath.Join(r.Path(Verified, component), version, "tree")

@@ -61,7 +61,7 @@ func newHandler(f *os.File) *handler {
 }
 
 func (h *handler) Enabled(_ context.Context, l slog.Level) bool {
-	return l >= slog.LevelInfo || os.Getenv("DEBUG") != ""
+	return l >= slog.LevelInfo || os.Getenv("SLUICE_DEBUG") != ""
 }
 func (h *handler) WithGroup(string) slog.Handler { return h }
 func (h *handler) WithAttrs(a []slog.Attr) slog.Handler {

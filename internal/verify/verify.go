@@ -182,7 +182,7 @@ func (v *Verifier) unpack(ctx context.Context, in *intake.Folder, p trust.Pointe
 	if err != nil {
 		return verdict, err
 	}
-	object, err := in.Open(filepath.Join(v.rel(layout.Incoming), string(release.Version), "bundle.unverified"), uid, artifact.Size)
+	object, err := in.Open(filepath.Join(v.rel(layout.Incoming), string(release.Version), layout.ObjectName), uid, artifact.Size)
 	if err != nil {
 		return verdict, outcome.Defer(outcome.DigestMismatch, "%w", err)
 	}
