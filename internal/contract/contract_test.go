@@ -35,15 +35,12 @@ func sampleManifest() Manifest {
 
 // Every document of every minor that was ever written is read for ever.
 func TestGolden(t *testing.T) {
-	for name, doc := range map[string]struct {
-		encode func() []byte
-		decode func([]byte) (any, error)
-	}{
-		"pointer-1.0":  {samplePointer().Encode, func(b []byte) (any, error) { return Spoken.DecodePointer(b) }},
-		"manifest-1.0": {sampleManifest().Encode, func(b []byte) (any, error) { return Spoken.DecodeManifest(b) }},
-		"hint-1.0":     {Hint{One, "1.0.0", at, false, at}.Encode, func(b []byte) (any, error) { return Spoken.DecodeHint(b) }},
-		"trust-1.0": {Trust{One, at, TrustPayload{One, 1, map[string][]byte{strings.Repeat("cd", 32): bytes.Repeat([]byte{7}, 32)},
-			map[Ladder]Family{PointerLadder: {[]string{strings.Repeat("cd", 32)}, 1}}}}.Encode, func(b []byte) (any, error) { return Spoken.DecodeTrust(b) }},
+	for name, doc := range map[string]codec{
+		"pointer-1.0":  {encode: samplePointer().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodePointer(b) }},
+		"manifest-1.0": {encode: sampleManifest().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeManifest(b) }},
+		"hint-1.0":     {encode: Hint{One, "1.0.0", at, false, at}.Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeHint(b) }},
+		"trust-1.0": {encode: Trust{One, at, TrustPayload{One, 1, map[string][]byte{strings.Repeat("cd", 32): bytes.Repeat([]byte{7}, 32)},
+			map[Ladder]Family{PointerLadder: {[]string{strings.Repeat("cd", 32)}, 1}}}}.Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeTrust(b) }},
 		"seen-1.0":     record(Seen{One, map[Channel]Water{"stable": {at, 1, []string{"k"}}}}),
 		"applied-1.0":  record(Applied{One, Build{tuple, digest}, at}),
 		"staged-1.0":   record(Staged{One, Build{tuple, digest}}),
@@ -71,18 +68,31 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-func record[T Record](r T) struct {
+// A codec is how one kind of document is written and read.
+type codec struct {
 	encode func() []byte
 	decode func([]byte) (any, error)
-} {
-	return struct {
-		encode func() []byte
-		decode func([]byte) (any, error)
-	}{func() []byte { return EncodeRecord(r) }, func(b []byte) (any, error) {
+	fuzz   func(again func(string, func() []byte, func([]byte) ([]byte, error)), data []byte)
+}
+
+func record[T Record](r T) codec {
+	read := func(b []byte) (T, error) {
 		var v T
 		err := Spoken.DecodeRecord(b, &v)
 		return v, err
-	}}
+	}
+	return codec{
+		func() []byte { return EncodeRecord(r) },
+		func(b []byte) (any, error) { return read(b) },
+		func(again func(string, func() []byte, func([]byte) ([]byte, error)), data []byte) {
+			if v, err := read(data); err == nil {
+				again("record", func() []byte { return EncodeRecord(v) }, func(b []byte) ([]byte, error) {
+					v, err := read(b)
+					return EncodeRecord(v), err
+				})
+			}
+		},
+	}
 }
 
 func TestStrictDecoding(t *testing.T) {
