@@ -179,6 +179,16 @@ func failing(_ string, u *systemd.Unit) string {
 	return "failed"
 }
 
+// failsOn lets every start fail while a version is current.
+func (b *testbox) failsOn(version string) func(string, *systemd.Unit) string {
+	return func(name string, u *systemd.Unit) string {
+		if target, _ := os.Readlink(b.state.Path(layout.Current)); target == "sets/"+version {
+			return failing(name, u)
+		}
+		return systemd.JobDone
+	}
+}
+
 func TestRollForwardAndBack(t *testing.T) {
 	b := newBox(t)
 	b.stage("1", nil, nil)
@@ -189,12 +199,7 @@ func TestRollForwardAndBack(t *testing.T) {
 	b.runs("2")
 
 	three := b.stage("3", nil, nil)
-	b.manager.OnStart = func(_ string, u *systemd.Unit) string {
-		if target, _ := os.Readlink(b.state.Path(layout.Current)); target == "sets/3" {
-			return failing("", u)
-		}
-		return systemd.JobDone
-	}
+	b.manager.OnStart = b.failsOn("3")
 	err := b.apply()
 	if outcome.Exit(err) != outcome.ExitFailed {
 		t.Error(err)

@@ -20,7 +20,6 @@ import (
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
-	"sluice/internal/systemd"
 )
 
 // Every durable operation and every call of the manager has a number. A run
@@ -66,13 +65,7 @@ func (b *testbox) fork(dir string, points *fault.Points, bad bool) *testbox {
 	c.manager.Fault = points
 	c.state = record.State{Root: c.root, Disk: c.disk, Name: b.state.Name}
 	if bad {
-		c.manager.OnStart = func(name string, u *systemd.Unit) string {
-			target, _ := os.Readlink(c.state.Path(layout.Current))
-			if strings.HasSuffix(name, ".service") && target == "sets/"+c.candidate() {
-				return failing(name, u)
-			}
-			return systemd.JobDone
-		}
+		c.manager.OnStart = c.failsOn(c.candidate())
 	}
 	return c
 }

@@ -15,7 +15,6 @@ import (
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
-	"sluice/internal/systemd"
 )
 
 // cutAt applies what is staged and dies when the journal has been written in
@@ -50,12 +49,7 @@ func TestRecoverFromEachPhase(t *testing.T) {
 			b.must(b.apply())
 			two := b.stageFull("2")
 			if row.Phase == Reverting || row.Phase == Reverted {
-				b.manager.OnStart = func(name string, u *systemd.Unit) string {
-					if target, _ := os.Readlink(b.state.Path(layout.Current)); target == "sets/2" {
-						return failing(name, u)
-					}
-					return systemd.JobDone
-				}
+				b.manager.OnStart = b.failsOn("2")
 			}
 			b.cutAt(row.Phase)
 			b.manager.OnStart = nil
