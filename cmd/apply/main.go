@@ -16,6 +16,7 @@ import (
 	"sluice/internal/apply"
 	"sluice/internal/marker"
 	"sluice/internal/program"
+	"sluice/internal/record"
 	"sluice/internal/systemd"
 )
 
@@ -27,14 +28,7 @@ func command() *ffcli.Command {
 	again := set.Bool("again", false, "try a promote that has ended here once more")
 	return &ffcli.Command{Name: "apply", ShortHelp: "roll this box to what is staged, or back", ShortUsage: "apply -component NAME [-again]", FlagSet: set,
 		LongHelp: "Reads /opt/sluice/NAME. Writes it, /etc/systemd/system, /etc/sysusers.d and /etc/tmpfiles.d, and\nrestarts what changed. Ends with applied.json and result.json.",
-		Exec: func(ctx context.Context, args []string) error {
-			if err := program.NoOperands(args); err != nil {
-				return err
-			}
-			state, err := common.State()
-			if err != nil {
-				return err
-			}
+		Exec: common.Exec(func(ctx context.Context, state record.State) error {
 			defer program.LastAtLeast(marker.MinRun, time.Now())
 			manager := systemd.Of(common.Root())
 			defer manager.Close()
@@ -46,5 +40,5 @@ func command() *ffcli.Command {
 			defer cancel()
 			a := &apply.Applier{State: state, Manager: manager, Log: program.Log, Status: program.Status, Now: time.Now, Again: *again, Auto: program.Started()}
 			return a.Run(ctx, locks)
-		}}
+		})}
 }

@@ -290,10 +290,11 @@ func rollback() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			question := fmt.Sprintf("roll %s back on channel %s of %s?", c, ch, op.Store)
-			if len(p.Payload.History) > 0 {
-				question = fmt.Sprintf("roll %s back from %s to %s on channel %s of %s?", c, p.Payload.Current.Version, p.Payload.History[0].Version, ch, op.Store)
+			if len(p.Payload.History) == 0 { // it says so; there is nothing to ask about
+				_, err := op.Rollback(ctx, c, ch)
+				return err
 			}
+			question := fmt.Sprintf("roll %s back from %s to %s on channel %s of %s?", c, p.Payload.Current.Version, p.Payload.History[0].Version, ch, op.Store)
 			return o.change(ctx, op, c, ch, question, func() (contract.Pointer, error) { return op.Rollback(ctx, c, ch) })
 		}}
 }

@@ -17,6 +17,7 @@ import (
 	"sluice/internal/contract"
 	"sluice/internal/marker"
 	"sluice/internal/program"
+	"sluice/internal/record"
 	"sluice/internal/stage"
 )
 
@@ -32,14 +33,7 @@ func command() *ffcli.Command {
 	dry := set.Bool("dry-run", false, "copy and check in a scratch folder, list what would change, move no state")
 	return &ffcli.Command{Name: "stage", ShortHelp: "stage what is asked for, and believe none of it", ShortUsage: "stage -component NAME [-dry-run]", FlagSet: set,
 		LongHelp: "Reads /data/sluice/NAME/verified and /run/sluice-pointer/NAME. Writes /opt/sluice/NAME: sets/,\nseen.json, versions.json, staged.json and, if it ended here, result.json. Raises the marker\n`staged` for apply.",
-		Exec: func(ctx context.Context, args []string) error {
-			if err := program.NoOperands(args); err != nil {
-				return err
-			}
-			state, err := common.State()
-			if err != nil {
-				return err
-			}
+		Exec: common.Exec(func(ctx context.Context, state record.State) error {
 			defer program.LastAtLeast(marker.MinRun, time.Now())
 			wait, cancel := context.WithTimeout(ctx, lockWait)
 			defer cancel()
@@ -50,5 +44,5 @@ func command() *ffcli.Command {
 				return nil
 			}}
 			return s.Run(wait)
-		}}
+		})}
 }

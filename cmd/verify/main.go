@@ -34,14 +34,7 @@ func command() *ffcli.Command {
 	common.Flags(set)
 	return &ffcli.Command{Name: "verify", ShortHelp: "verify what was fetched, without a network", ShortUsage: "verify -component NAME | verify pointer -component NAME FILE | verify bundle FILE", FlagSet: set,
 		LongHelp: "Reads /data/sluice/NAME/incoming. Writes /data/sluice/NAME/verified: the tree, the hint\n(requested.json) and the verdict. Raises the marker `requested` for stage.",
-		Exec: func(ctx context.Context, args []string) error {
-			if err := program.NoOperands(args); err != nil {
-				return err
-			}
-			state, err := common.State()
-			if err != nil {
-				return err
-			}
+		Exec: common.Exec(func(ctx context.Context, state record.State) error {
 			defer program.LastAtLeast(marker.MinRun, time.Now())
 			if err := state.Disk.Mkdir(state.Path(layout.VerifyRun), 0o755); err != nil {
 				return err
@@ -50,7 +43,7 @@ func command() *ffcli.Command {
 			defer cancel()
 			v := &verify.Verifier{State: state, Log: program.Log, Status: program.Status}
 			return v.Run(wait)
-		},
+		}),
 		Subcommands: []*ffcli.Command{pointer(), file()}}
 }
 

@@ -53,6 +53,20 @@ func (c *Common) State() (record.State, error) {
 	return record.State{Root: c.Root(), Disk: &durable.Disk{}, Name: name}, err
 }
 
+// Exec makes a command of what is done with the component to work on.
+func (c *Common) Exec(do func(ctx context.Context, state record.State) error) func(context.Context, []string) error {
+	return func(ctx context.Context, args []string) error {
+		if err := NoOperands(args); err != nil {
+			return err
+		}
+		state, err := c.State()
+		if err != nil {
+			return err
+		}
+		return do(ctx, state)
+	}
+}
+
 // Started reports whether the service manager started this program, and not
 // somebody by hand.
 func Started() bool { return os.Getenv("INVOCATION_ID") != "" }
