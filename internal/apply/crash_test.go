@@ -176,7 +176,7 @@ func (b *testbox) oneBuild() (string, error) {
 		}
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), ".") {
-				continue // being written when it died
+				continue // being written, or kept for going back, when it died: heal's affair
 			}
 			at := filepath.Join(string(place), e.Name())
 			data, err := os.ReadFile(b.root.Join(at))

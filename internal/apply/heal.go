@@ -8,8 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 
+	"sluice/internal/contract"
 	"sluice/internal/durable"
 	"sluice/internal/layout"
+	"sluice/internal/node"
+	"sluice/internal/record"
 	"sluice/internal/systemd"
 )
 
@@ -74,6 +77,13 @@ func (a *Applier) tidy() error {
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") && strings.HasSuffix(e.Name(), durable.TempSuffix) {
 			errs = append(errs, a.State.Disk.Remove(filepath.Join(base, e.Name())))
+		}
+	}
+	// Cut before its journal was open, a roll leaves what it kept for going back.
+	errs = append(errs, a.State.Disk.Remove(a.State.Path(layout.Reserve)))
+	if applied, ok, err := record.Load[contract.Applied](a.State, layout.Applied); ok && err == nil {
+		if m, _, err := record.Manifest(a.State.Set(applied.Version)); err == nil {
+			errs = append(errs, node.Maker{State: a.State}.DropWayBack(node.Build{Manifest: m}))
 		}
 	}
 	sets, err := os.ReadDir(a.State.Path(layout.Sets))

@@ -19,7 +19,8 @@ func TestHeal(t *testing.T) {
 	b.must(err)
 	b.stage("1", nil, nil)
 	b.must(b.apply())
-	left := []string{filepath.Join(b.state.Path(layout.OptOf), ".seen.json.tmp"), filepath.Join(b.state.Path(layout.Sets), ".9.partial", "x"), filepath.Join(b.state.Path(layout.Sets), ".8.tmp")}
+	left := []string{filepath.Join(b.state.Path(layout.OptOf), ".seen.json.tmp"), filepath.Join(b.state.Path(layout.Sets), ".9.partial", "x"), filepath.Join(b.state.Path(layout.Sets), ".8.tmp"),
+		b.state.Path(layout.Reserve), b.root.Join("/etc/systemd/system/.edge.service.sluice-back")}
 	for _, path := range left {
 		b.must(os.MkdirAll(filepath.Dir(path), 0o755))
 		b.must(os.WriteFile(path, nil, 0o644))

@@ -60,9 +60,6 @@ func (a *Applier) recover(ctx context.Context, _ *durable.Lock, boot bool) error
 		if r.journal.Reason == "" {
 			r.journal.Reason = fmt.Sprintf("%s: the roll was cut in phase %s", outcome.Interrupted, r.journal.Phase)
 		}
-		if err := r.enter(Reverting); err != nil {
-			r.report(fmt.Errorf("%w, ignoring: the earlier phase says back as well", err))
-		}
 		err = r.revert(ctx)
 	}
 	var ended *outcome.Error

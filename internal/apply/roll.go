@@ -52,8 +52,11 @@ func (a *Applier) roll(ctx context.Context, _ *durable.Lock, b contract.Build) e
 	if err := r.refuseForeign(ctx); err != nil {
 		return a.ends(b, err, r.started)
 	}
+	if err := r.keepWayBack(); err != nil {
+		return a.ends(b, outcome.Defer(wordOf(err, outcome.IO), "%w", errors.Join(err, r.dropWayBack())), r.started)
+	}
 	if err := r.open(ctx, b); err != nil {
-		return a.ends(b, outcome.Defer(outcome.IO, "%w", err), r.started)
+		return a.ends(b, outcome.Defer(wordOf(err, outcome.IO), "%w", errors.Join(err, r.dropWayBack())), r.started)
 	}
 	reason, err := r.forward(ctx)
 	if err != nil {
@@ -83,6 +86,23 @@ func (r *roll) prepare(ctx context.Context, b contract.Build) error {
 		return err
 	}
 	return r.version(ctx, r.target.Manifest, r.target.Set)
+}
+
+// reserveSize is more than the journal, the records and the link of going back
+// need together.
+const reserveSize = 64 << 10
+
+// keepWayBack puts on the disk what is needed to go back, before anything
+// changes: a disk that fills up in the middle still goes back.
+func (r *roll) keepWayBack() error {
+	if err := r.maker().KeepWayBack(r.good, r.target); err != nil {
+		return err
+	}
+	return r.State.Disk.WriteFile(r.State.Path(layout.Reserve), make([]byte, reserveSize), 0o600)
+}
+
+func (r *roll) dropWayBack() error {
+	return errors.Join(r.maker().DropWayBack(r.good), r.State.Disk.Remove(r.State.Path(layout.Reserve)))
 }
 
 // open writes the journal: from here on there is something to finish or undo.
@@ -234,6 +254,9 @@ func (r *roll) close(now contract.Build) error {
 	if err := r.State.Prune(keep...); err != nil {
 		r.Log.Warn(fmt.Sprintf("pruning sets: %s, ignoring", err), "component", r.State.Name)
 	}
+	if err := r.dropWayBack(); err != nil {
+		r.Log.Warn(fmt.Sprintf("removing what was kept for going back: %s, ignoring", err), "component", r.State.Name)
+	}
 	return r.State.Disk.Remove(r.State.Path(layout.Journal))
 }
 
@@ -247,14 +270,18 @@ func (r *roll) back(ctx context.Context, why error) error {
 		return why
 	}
 	r.journal.Reason = contract.Clip(why.Error())
-	if err := r.enter(Reverting); err != nil {
-		r.report(fmt.Errorf("%w, ignoring: the earlier phase says back as well", err))
-	}
 	return r.revert(ctx)
 }
 
 // revert converges to the good build. Its gate may fail once.
 func (r *roll) revert(ctx context.Context) error {
+	// The room that was kept for this.
+	if err := r.State.Disk.Remove(r.State.Path(layout.Reserve)); err != nil {
+		r.report(fmt.Errorf("%w, ignoring", err))
+	}
+	if err := r.enter(Reverting); err != nil {
+		r.report(fmt.Errorf("%w, ignoring: the earlier phase says back as well", err))
+	}
 	r.Log.Warn("going back", "component", r.State.Name, "from", r.journal.Target.Version, "reason", r.journal.Reason)
 	k := r.maker()
 	k.WasActive = r.journal.WasActive

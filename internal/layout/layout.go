@@ -48,6 +48,7 @@ const (
 	Good         Place = "/opt/sluice/{component}/good"
 	StagedMark   Place = "/opt/sluice/{component}/mark"
 	Staged       Place = "/opt/sluice/{component}/mark/staged"
+	Reserve      Place = "/opt/sluice/{component}/reserve"
 	HostLock     Place = "/opt/sluice/host.lock"
 
 	PointerRun    Place = "/run/sluice-pointer/{component}"
@@ -133,6 +134,8 @@ var Table = []Row{
 	{Good, Link, 0, UserRoot, UserRoot, "apply, recover", "units of root", "the last set that passed a gate here"},
 	{StagedMark, Folder, 0o700, UserRoot, UserRoot, "stage", "apply", "holds the marker"},
 	{Staged, Marker, 0, UserRoot, UserRoot, "stage", "sluice-apply@.path", "something to apply"},
+
+	{Reserve, File, 0o600, UserRoot, UserRoot, "apply, recover", "nobody", "room that going back can count on when the disk is full; there only while a roll is open"},
 
 	{PointerRun, Folder, 0o755, UserPointer, UserPointer, "fetch pointer", "stage", "made by systemd (RuntimeDirectory=)"},
 	{PointerAnswer, File, 0o644, UserPointer, UserPointer, "fetch pointer", "stage", "the envelope root asked for; removed once read"},

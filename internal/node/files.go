@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -88,12 +89,12 @@ func (e *expansion) file(f contract.File, target string) graph.Node {
 			return graph.Check{Answer: graph.Failed}
 		},
 		Up: func(context.Context) error {
-			data, err := record.ReadFile(from, contract.MaxUnpacked)
+			if back := Sibling(to); Holds(back, f) {
+				return e.State.Disk.Rename(back, to) // needs no room
+			}
+			data, err := readSigned(from, f)
 			if err != nil {
 				return err
-			}
-			if record.Sum(data) != f.SHA256 {
-				return fmt.Errorf("%q has other bytes than were signed", from)
 			}
 			if err := e.State.Disk.Mkdir(filepath.Dir(to), 0o755); err != nil {
 				return err
@@ -109,6 +110,50 @@ func (e *expansion) file(f contract.File, target string) graph.Node {
 			return e.State.Disk.Remove(to)
 		},
 	}
+}
+
+// readSigned reads a file of a set, if it has the bytes that were signed.
+func readSigned(path string, f contract.File) ([]byte, error) {
+	data, err := record.ReadFile(path, contract.MaxUnpacked)
+	if err == nil && record.Sum(data) != f.SHA256 {
+		err = fmt.Errorf("%q has other bytes than were signed", path)
+	}
+	return data, err
+}
+
+// Sibling is where the way back of a file stands while a roll is open: in the
+// same folder, so that going back is a rename.
+func Sibling(target string) string {
+	return filepath.Join(filepath.Dir(target), "."+filepath.Base(target)+".sluice-back")
+}
+
+// KeepWayBack writes the siblings of what a move away from b would change.
+func (k Maker) KeepWayBack(b, next Build) error {
+	for _, f := range b.Manifest.Files {
+		target := Target(f.Path)
+		if target == "" || !differs(f.Path, b.Manifest, next.Manifest) {
+			continue
+		}
+		data, err := readSigned(filepath.Join(b.Set, filepath.FromSlash(f.Path)), f)
+		if err != nil {
+			return err
+		}
+		if err := k.State.Disk.WriteFile(Sibling(k.State.Root.Join(target)), data, fs.FileMode(f.Mode)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DropWayBack removes the siblings of a build's files.
+func (k Maker) DropWayBack(b Build) error {
+	var errs []error
+	for _, f := range b.Manifest.Files {
+		if target := Target(f.Path); target != "" {
+			errs = append(errs, k.State.Disk.Remove(Sibling(k.State.Root.Join(target))))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Holds reports whether the file at a path is exactly a file of a build.
