@@ -100,13 +100,16 @@ func (b *testbox) picture() [32]byte {
 			return nil
 		}
 		data, err := os.ReadFile(path)
-		if e.Name() == "journal.json" || strings.HasSuffix(e.Name(), ".tmp") {
+		switch {
+		case e.Name() == "journal.json" || strings.HasSuffix(e.Name(), ".tmp"):
 			j, _, _ := record.Load[contract.Journal](b.state, layout.Journal)
 			data = []byte(j.Phase) // recovery goes by nothing else of it
-		}
-		if e.Name() == "result.json" || e.Name() == "applied.json" {
-			r, _, _ := record.Load[contract.Result](b.state, layout.Result)
-			data = fmt.Appendf(nil, "%s %s %d %d", r.Version, r.Outcome, r.Attempt, len(data))
+		case e.Name() == "result.json": // but for its times
+			r, _, err := record.Load[contract.Result](b.state, layout.Result)
+			data = fmt.Appendf(nil, "%s %s %d %v", r.Version, r.Outcome, r.Attempt, err)
+		case e.Name() == "applied.json":
+			a, _, err := record.Load[contract.Applied](b.state, layout.Applied)
+			data = fmt.Appendf(nil, "%s %v", a.Version, err)
 		}
 		fmt.Fprintf(h, "%s %x\n", rel, sha256.Sum256(data))
 		return err
