@@ -39,11 +39,11 @@ type scenario struct {
 }
 
 var scenarios = []scenario{
-	{"first install", "edge", func(b *testbox) { b.stageFull("1") }, false, 156, 7512},
-	{"first install, bad", "edge", func(b *testbox) { b.stageFull("1") }, true, 240, 0},
-	{"forward", "edge", func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, false, 153, 7245},
-	{"back", "edge", func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, true, 248, 12107},
-	{"self-update", "sluice", func(b *testbox) { b.stageSelf("1"); b.must(b.apply()); b.stageSelf("2") }, false, 88, 1913},
+	{"first install", "edge", func(b *testbox) { b.stageFull("1") }, false, 163, 7739},
+	{"first install, bad", "edge", func(b *testbox) { b.stageFull("1") }, true, 247, 10419},
+	{"forward", "edge", func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, false, 188, 7975},
+	{"back", "edge", func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, true, 263, 11140},
+	{"self-update", "sluice", func(b *testbox) { b.stageSelf("1"); b.must(b.apply()); b.stageSelf("2") }, false, 102, 2227},
 }
 
 // stageSelf stages a pipeline, whose own units change after the gate only.
