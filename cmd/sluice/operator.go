@@ -38,7 +38,8 @@ func keygen() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Println(id)
+			fmt.Printf("%s\n", id)
+			fmt.Fprintf(os.Stderr, "%s.key signs: keep it where only you can read it. %s.pub is for init\n", *out, *out)
 			return nil
 		}}
 }

@@ -95,6 +95,9 @@ func (j *judge) pass(ctx context.Context, window time.Duration, wake <-chan stru
 		if err == nil {
 			return units, nil
 		}
+		if errors.Is(err, systemd.ErrAway) {
+			return nil, outcome.Rollback(outcome.Interrupted, "%w", err)
+		}
 		var f fatal
 		if errors.As(err, &f) {
 			return nil, outcome.Rollback(outcome.Gate, "%w", f.error)
@@ -144,6 +147,9 @@ func (j *judge) soak(ctx context.Context, window time.Duration, wake <-chan stru
 				return outcome.Rollback(outcome.Soak, "%s did not stay up: %s%s", name, ended(is), j.tail(ctx, was))
 			}
 		}
+		if errors.Is(err, systemd.ErrAway) {
+			return outcome.Rollback(outcome.Interrupted, "%w", err)
+		}
 		if err != nil {
 			return outcome.Rollback(outcome.Soak, "%w", err)
 		}
@@ -186,7 +192,7 @@ func (j *judge) look(ctx context.Context) (units map[string]systemd.Unit, newest
 			uerr = j.unit(ctx, u)
 		}
 		var f fatal
-		if err == nil || errors.As(uerr, &f) {
+		if err == nil || errors.As(uerr, &f) || errors.Is(uerr, systemd.ErrAway) {
 			err = uerr
 		}
 	}

@@ -46,7 +46,12 @@ func (a *Applier) Heal(ctx context.Context) error {
 // rearm starts the path units that should watch and do not. A failed one
 // never comes back by itself: its service has to be reset first.
 func (a *Applier) rearm(ctx context.Context) error {
-	var errs []error
+	// What a killed apply ran is nobody's any more.
+	runs, err := a.Manager.Failed(ctx, systemd.RunPattern)
+	errs := []error{err}
+	for _, u := range runs {
+		errs = append(errs, a.Manager.ResetFailed(ctx, u))
+	}
 	for _, step := range []string{"verify", "stage", "apply"} {
 		path := fmt.Sprintf("sluice-%s@%s.path", step, a.State.Name)
 		u, err := a.Manager.Unit(ctx, path)

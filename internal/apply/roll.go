@@ -207,6 +207,8 @@ func wordOf(err error, otherwise outcome.Word) outcome.Word {
 		return outcome.NoSpace
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS):
 		return outcome.IO
+	case errors.Is(err, systemd.ErrAway):
+		return outcome.Interrupted
 	}
 	return otherwise
 }

@@ -3,6 +3,7 @@ package bundle
 import (
 	"bytes"
 	"context"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -29,7 +30,9 @@ func Lint(ctx context.Context, tree string, m contract.Manifest) []string {
 	for _, u := range m.UnitFiles() {
 		args = append(args, filepath.Join(tree, contract.UnitsFolder, u))
 	}
-	out, _ := exec.CommandContext(ctx, "systemd-analyze", args...).CombinedOutput()
+	cmd := exec.CommandContext(ctx, "systemd-analyze", args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")} // not our notification socket
+	out, _ := cmd.CombinedOutput()
 	for line := range bytes.Lines(out) {
 		s := strings.TrimSpace(string(line))
 		// The programs of a build are not on this box yet.

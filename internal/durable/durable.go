@@ -66,7 +66,7 @@ func (d *Disk) Create(path string, mode fs.FileMode) (*Temp, error) {
 		name = filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+rand.Text()+TempSuffix)
 	}
 	// What a killed run left under this name is nobody's: its owner held the lock that we hold.
-	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.RemoveAll(name); err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)

@@ -65,7 +65,7 @@ func (v *BoxView) component(s record.State) ComponentView {
 			v.Todo = append(v.Todo, fmt.Sprintf("look at %s, whose good build does not pass its gate; then promote another", s.Name))
 		}
 	}
-	if staged, ok, err := record.Load[contract.Staged](s, layout.StagedRecord); ok && err == nil && string(staged.Version) != c.Good && (c.Result == nil || !c.Result.Tuple.Equal(staged.Tuple)) {
+	if staged, ok, err := record.Load[contract.Staged](s, layout.StagedRecord); ok && err == nil && string(staged.Version) != c.Good && (c.Result == nil || staged.PromotedAt.After(c.Result.PromotedAt.Time)) {
 		c.Pending = string(staged.Version)
 	}
 	if j, ok, err := record.Load[contract.Journal](s, layout.Journal); err != nil {

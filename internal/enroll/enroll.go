@@ -146,10 +146,27 @@ func (e *Enroller) conf(name contract.Component) error {
 
 func (e *Enroller) folder(p layout.Place, component contract.Component) error {
 	row := layout.RowOf(p)
-	if err := e.Disk.Mkdir(e.Root.Path(p, string(component)), row.FileMode()); err != nil {
+	path := e.Root.Path(p, string(component))
+	if err := e.Disk.Mkdir(path, row.FileMode()); err != nil {
 		return err
 	}
-	return e.Root.Own(row, string(component))
+	// The owner of a folder above may put a link in its place at any time: what
+	// is given away is the folder that was opened, without following one.
+	parent, err := intake.OpenFolder(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	folder, err := parent.Sub(filepath.Base(path))
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	uid, gid, err := e.Root.Owner(row)
+	if err != nil {
+		return err
+	}
+	return folder.Own(uid, gid, row.FileMode())
 }
 
 // component makes root's folders of a component, its trust and its first
@@ -161,7 +178,13 @@ func (e *Enroller) component(name contract.Component) error {
 		}
 	}
 	state := record.State{Root: e.Root, Disk: e.Disk, Name: name}
-	if _, err := state.Trust(); err != nil {
+	if _, err := state.Trust(); err != nil { // none, or damaged: begin with the deployment's
+		if err := e.Disk.RemoveTree(state.Path(layout.Trust)); err != nil {
+			return err
+		}
+		if err := e.folder(layout.Trust, name); err != nil {
+			return err
+		}
 		if err := e.Disk.WriteFile(e.Root.TrustFile(string(name), strconv.Itoa(1)), e.Deployment.Trust.Encode(), 0o644); err != nil {
 			return err
 		}

@@ -47,7 +47,14 @@ func (f *Fetcher) download(ctx context.Context, w *follow) error {
 	if err := f.Disk.Mkdir(filepath.Dir(path), 0o750|fs.ModeSetgid); err != nil {
 		return err
 	}
-	part, err := os.OpenFile(path+partSuffix, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o640)
+	for _, name := range []string{path, path + partSuffix} { // nothing but a file is one of ours
+		if st, err := os.Lstat(name); err == nil && !st.Mode().IsRegular() {
+			if err := f.Disk.RemoveTree(name); err != nil {
+				return err
+			}
+		}
+	}
+	part, err := os.OpenFile(path+partSuffix, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o640)
 	if err != nil {
 		return err
 	}

@@ -213,6 +213,7 @@ func (f *Fetcher) settle(w *follow) error {
 
 // clean removes downloads of all versions but one.
 func (f *Fetcher) clean(w *follow, keep contract.Version) error {
+	marker.Tidy(w.state.Path(layout.Fetched))
 	entries, err := os.ReadDir(w.state.Path(layout.Incoming))
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@
 package intake
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -44,6 +45,15 @@ func OpenFolder(name string) (*Folder, error) {
 
 // Close closes the folder; files opened from it stay open.
 func (d *Folder) Close() error { return d.file.Close() }
+
+// Own gives the folder itself its owner, group and mode; -1 leaves one as it
+// is.
+func (d *Folder) Own(uid, gid int, mode fs.FileMode) error {
+	if err := d.file.Chown(uid, gid); err != nil {
+		return err
+	}
+	return d.file.Chmod(mode) // after the chown, which drops the setgid bit
+}
 
 // walkFlags keeps a walk beneath its folder and off every link and mount
 // (openat2(2)).
@@ -178,21 +188,33 @@ const maxRemovals = 10_000
 // An entry that is not there is fs.ErrNotExist.
 func (d *Folder) Remove(name string) error {
 	fd := int(d.file.Fd())
-	away := "." + name + ".taken"
+	// A name of its own: whoever may write here could have put anything under a
+	// name that is known.
+	away := takenPrefix(name) + rand.Text()
 	left := maxRemovals
-	_ = removeAt(fd, away, &left) // what an earlier, killed run renamed
 	if err := unix.Renameat(fd, name, fd, away); err != nil {
 		if errors.Is(err, unix.ENOENT) {
 			return &fs.PathError{Op: "remove", Path: path.Join(d.name, name), Err: fs.ErrNotExist}
 		}
-		// A folder stands in the way under the dot name, too full to be removed: take the name away without it.
-		if err := removeAt(fd, name, &left); err != nil {
-			return &fs.PathError{Op: "remove", Path: path.Join(d.name, name), Err: err}
-		}
-		return nil
+		return &fs.PathError{Op: "remove", Path: path.Join(d.name, name), Err: err}
 	}
 	_ = removeAt(fd, away, &left)
 	return nil
+}
+
+func takenPrefix(name string) string { return "." + name + ".taken-" }
+
+// Tidy removes what Remove of a name had to leave. It is for the owner of what
+// was left.
+func (d *Folder) Tidy(name string) {
+	names, _ := d.file.Readdirnames(maxRemovals)
+	_, _ = d.file.Seek(0, io.SeekStart)
+	left := maxRemovals
+	for _, n := range names {
+		if strings.HasPrefix(n, takenPrefix(name)) {
+			_ = removeAt(int(d.file.Fd()), n, &left)
+		}
+	}
 }
 
 func removeAt(dir int, name string, left *int) error {

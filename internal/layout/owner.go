@@ -53,22 +53,15 @@ func Folders() []Row {
 	return out
 }
 
-// Own gives what stands at a row's place its owner and mode. It changes
-// owners on the running system only, where it must be root.
-func (r Root) Own(row Row, component string) error {
-	path := r.Path(row.Place, component)
-	if r.Live() {
-		uid, err := r.UID(row.Owner)
-		if err != nil {
-			return err
-		}
-		gid, err := r.gid(row.Group)
-		if err != nil {
-			return err
-		}
-		if err := os.Lchown(path, uid, gid); err != nil {
-			return err
-		}
+// Owner returns the user and group id that what stands at a row's place has;
+// -1, for leave as it is, on a tree that is not the running system.
+func (r Root) Owner(row Row) (uid, gid int, err error) {
+	if !r.Live() {
+		return -1, -1, nil
 	}
-	return os.Chmod(path, row.FileMode()) // after the chown, which drops the setgid bit
+	if uid, err = r.UID(row.Owner); err != nil {
+		return 0, 0, err
+	}
+	gid, err = r.gid(row.Group)
+	return uid, gid, err
 }

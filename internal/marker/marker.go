@@ -36,6 +36,14 @@ func Raise(path string) error {
 	return f.Close()
 }
 
+// Tidy removes what a consumer could not, of what stood under a marker's name.
+func Tidy(path string) {
+	if d, err := intake.OpenFolder(filepath.Dir(path)); err == nil {
+		d.Tidy(filepath.Base(path))
+		d.Close()
+	}
+}
+
 // Take takes the marker away, of whatever kind it is. base is the folder of
 // the component that only root can rename; the walk from there follows no
 // link. It reports whether the marker was there.

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice/internal/contract"
 	"sluice/internal/decide"
 	"sluice/internal/durable"
@@ -43,13 +45,17 @@ type DamagedError struct {
 func (e *DamagedError) Error() string { return fmt.Sprintf("%q is damaged: %s", e.Path, e.Err) }
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// ReadFile reads at most limit bytes of a file.
+// ReadFile reads at most limit bytes of a regular file. It never waits.
 func ReadFile(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
+	// O_NONBLOCK: who wrote it may have made it a FIFO, or hold a lease on it.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(err, fmt.Errorf("reading %q: it is no regular file", path))
+	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(data)) > limit {
 		err = fmt.Errorf("reading %q: it is over %d bytes", path, limit)
@@ -98,17 +104,27 @@ func LoadOrQuarantine[T contract.Record](s State, p layout.Place, report func(er
 	if !errors.As(err, &damaged) {
 		return v, ok, err
 	}
-	aside := damaged.Path + ".damaged-" + strconv.FormatInt(time.Now().UnixNano(), 10)
-	if err := s.Disk.Rename(damaged.Path, aside); err != nil {
+	to := aside(damaged.Path)
+	if err := s.Disk.Rename(damaged.Path, to); err != nil {
 		return v, false, err
 	}
-	report(fmt.Errorf("%w: moved to %q", damaged, filepath.Base(aside)))
+	report(fmt.Errorf("%w: moved to %q", damaged, filepath.Base(to)))
 	var none T
 	return none, false, nil
 }
 
+// aside is where a damaged record is kept, under a name that says so.
+func aside(path string) string {
+	return path + ".damaged-" + strconv.FormatInt(time.Now().UnixNano(), 10)
+}
+
 // Save writes a record durably, readable by all.
 func (s State) Save(p layout.Place, r contract.Record) error {
+	if st, err := os.Lstat(s.Path(p)); err == nil && st.IsDir() { // no record: nobody wrote it by us
+		if err := s.Disk.Rename(s.Path(p), aside(s.Path(p))); err != nil {
+			return err
+		}
+	}
 	if err := s.Disk.WriteFile(s.Path(p), contract.EncodeRecord(r), 0o644); err != nil {
 		return fmt.Errorf("recording %q: %w", s.Path(p), err)
 	}
@@ -165,7 +181,11 @@ func (s State) Trust() (trust.Set, error) {
 	if err != nil {
 		return trust.Set{}, err
 	}
-	return trust.Accepted(data)
+	set, err := trust.Accepted(data)
+	if err != nil {
+		return set, outcome.Config("trust document %d of component %q is damaged on this box: enroll it again: %w", newest, s.Name, err)
+	}
+	return set, nil
 }
 
 // Manifest reads the manifest of a set, and its digest.

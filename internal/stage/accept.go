@@ -38,6 +38,9 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 		return false, err
 	}
 	if noop := has && applied.Same(build); noop {
+		if _, err := record.CheckSet(s.State.Set(build.Version), build.ManifestSHA256); err != nil {
+			return false, outcome.Defer(outcome.BadGoodSet, "%s runs already, and its set is damaged: %w", build.Version, err)
+		}
 		return false, errNoted
 	} else if hint.Noop {
 		return false, outcome.Defer(outcome.StaleHint, "the hint says that %s runs already, root's records do not", build.Version)

@@ -114,6 +114,9 @@ func (d *dir) Put(ctx context.Context, key string, body io.ReadSeeker, size int6
 	if err := checkKey(key); err != nil {
 		return "", keyError(d, "writing", key, err)
 	}
+	if _, err := os.Stat(d.path); err != nil {
+		return "", outcome.Config("the folder of the store can't be used, make it first: %w", err)
+	}
 	name := filepath.Join(d.path, filepath.FromSlash(key))
 	if cond != (Condition{}) {
 		lock, err := durable.Acquire(ctx, filepath.Join(d.path, dirLock))

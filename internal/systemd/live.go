@@ -62,21 +62,53 @@ func (l *Live) dial(ctx context.Context) (*sd.Conn, error) {
 	return c, nil
 }
 
-// call is for calls that change something.
-func (l *Live) call(ctx context.Context, op, object string) (*sd.Conn, error) {
-	if err := l.Fault.Hit(op, object); err != nil {
-		return nil, err
+// The manager goes away and comes back when it executes itself anew, as it
+// does when its package is upgraded.
+const (
+	awayFor   = 15 * time.Second // how long it may be away
+	awayPause = 200 * time.Millisecond
+)
+
+// talk makes a call, again and again while the manager is away. What it
+// answers, also that it refuses, is final. Every call of ours may be repeated.
+func (l *Live) talk(ctx context.Context, do func(*sd.Conn) error) error {
+	deadline := time.Now().Add(awayFor)
+	for {
+		c, err := l.dial(ctx)
+		if err == nil {
+			err = do(c)
+		}
+		var answer dbus.Error
+		if err == nil || errors.As(err, &answer) && answer.Name != "org.freedesktop.DBus.Error.NoReply" && answer.Name != "org.freedesktop.DBus.Error.Disconnected" || ctx.Err() != nil {
+			return err
+		}
+		l.Close() // a fresh connection next time
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%w: %w", ErrAway, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(awayPause):
+		}
 	}
-	return l.dial(ctx)
+}
+
+// call is for calls that change something.
+func (l *Live) call(ctx context.Context, op, object string, do func(*sd.Conn) error) error {
+	if err := l.Fault.Hit(op, object); err != nil {
+		return err
+	}
+	return l.talk(ctx, do)
 }
 
 // Unit asks for all properties at once.
 func (l *Live) Unit(ctx context.Context, name string) (Unit, error) {
-	c, err := l.dial(ctx)
-	if err != nil {
-		return Unit{}, err
-	}
-	p, err := c.GetAllPropertiesContext(ctx, name)
+	var p map[string]any
+	err := l.talk(ctx, func(c *sd.Conn) (err error) {
+		p, err = c.GetAllPropertiesContext(ctx, name)
+		return err
+	})
 	if err != nil {
 		return Unit{}, fmt.Errorf("asking for the properties of %s: %w", name, err)
 	}
@@ -110,62 +142,106 @@ func get[T any](p map[string]any, name string) T {
 
 // Reload is daemon-reload.
 func (l *Live) Reload(ctx context.Context) error {
-	c, err := l.call(ctx, "reload", "")
-	if err != nil {
-		return err
-	}
-	return c.ReloadContext(ctx)
+	return l.call(ctx, "reload", "", func(c *sd.Conn) error { return c.ReloadContext(ctx) })
 }
 
 // Enable makes the links of [Install]. It does not reload the manager.
-func (l *Live) Enable(ctx context.Context, units []string) (bool, error) {
-	c, err := l.call(ctx, "enable", strings.Join(units, " "))
-	if err != nil {
-		return false, err
-	}
-	_, changes, err := c.EnableUnitFilesContext(ctx, units, false, false)
-	return len(changes) > 0, err
+func (l *Live) Enable(ctx context.Context, units []string) (changed bool, err error) {
+	return changed, l.call(ctx, "enable", strings.Join(units, " "), func(c *sd.Conn) error {
+		_, changes, err := c.EnableUnitFilesContext(ctx, units, false, false)
+		changed = changed || len(changes) > 0
+		return err
+	})
 }
 
 // Disable removes the links of [Install].
-func (l *Live) Disable(ctx context.Context, units []string) (bool, error) {
-	c, err := l.call(ctx, "disable", strings.Join(units, " "))
-	if err != nil {
-		return false, err
-	}
-	changes, err := c.DisableUnitFilesContext(ctx, units, false)
+func (l *Live) Disable(ctx context.Context, units []string) (changed bool, err error) {
+	err = l.call(ctx, "disable", strings.Join(units, " "), func(c *sd.Conn) error {
+		changes, err := c.DisableUnitFilesContext(ctx, units, false)
+		changed = changed || len(changes) > 0
+		return err
+	})
 	var said dbus.Error
 	if errors.As(err, &said) && said.Name == "org.freedesktop.systemd1.NoSuchUnit" {
 		err = ErrNoUnit
 	}
-	return len(changes) > 0, err
+	return changed, err
 }
 
 // ResetFailed clears a unit's failures and its start limit.
 func (l *Live) ResetFailed(ctx context.Context, unit string) error {
-	c, err := l.call(ctx, "reset-failed", unit)
-	if err != nil {
+	return l.call(ctx, "reset-failed", unit, func(c *sd.Conn) error { return c.ResetFailedUnitContext(ctx, unit) })
+}
+
+// Failed returns the units of a pattern that have failed.
+func (l *Live) Failed(ctx context.Context, pattern string) (names []string, err error) {
+	return names, l.talk(ctx, func(c *sd.Conn) error {
+		units, err := c.ListUnitsByPatternsContext(ctx, []string{"failed"}, []string{pattern})
+		names = nil
+		for _, u := range units {
+			names = append(names, u.Name)
+		}
 		return err
-	}
-	return c.ResetFailedUnitContext(ctx, unit)
+	})
 }
 
 type jobCall func(c *sd.Conn) func(ctx context.Context, name, mode string, ch chan<- string) (int, error)
 
 func (l *Live) job(ctx context.Context, op, unit string, call jobCall) (string, error) {
-	c, err := l.call(ctx, op, unit)
-	if err != nil {
-		return "", err
-	}
 	result := make(chan string, 1) // buffered: go-systemd sends while it holds its lock
-	if _, err := call(c)(ctx, unit, "replace", result); err != nil {
-		return "", fmt.Errorf("%s %s: %w", op, unit, err)
+	err := l.call(ctx, op, unit, func(c *sd.Conn) error {
+		_, err := call(c)(ctx, unit, "replace", result)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("%s %q: %w", op, unit, err)
 	}
-	select {
-	case r := <-result:
-		return r, nil
-	case <-ctx.Done():
-		return "", fmt.Errorf("%s %s: the job did not end in time: %w", op, unit, ctx.Err())
+	job, err := l.await(ctx, unit, result)
+	if err != nil {
+		return "", fmt.Errorf("%s %q: %w", op, unit, err)
+	}
+	if job == "" { // its end was not heard of, only seen
+		u, err := l.Unit(ctx, unit)
+		if err != nil {
+			return "", err
+		}
+		job = "failed"
+		if u.Active() || (op == "stop" || u.Type == "oneshot") && u.ActiveState == "inactive" && u.Result == "success" {
+			job = JobDone
+		}
+	}
+	return job, nil
+}
+
+// lookEvery is how often a unit is looked at while its job is waited for.
+const lookEvery = time.Second
+
+// await waits for the end of a unit's job. The signal that tells of it is lost
+// with a connection; then it is seen from the unit, and the answer is "".
+func (l *Live) await(ctx context.Context, unit string, result <-chan string) (string, error) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case job := <-result:
+			return job, nil
+		case <-ctx.Done():
+			return "", fmt.Errorf("the job did not end in time: %w", ctx.Err())
+		case <-look.C:
+		}
+		u, err := l.Unit(ctx, unit)
+		if err != nil {
+			return "", err
+		}
+		if u.HasJob || u.ActiveState == "activating" && u.SubState != "auto-restart" || u.ActiveState == "deactivating" {
+			continue
+		}
+		select {
+		case job := <-result: // it came meanwhile
+			return job, nil
+		case <-time.After(awayPause):
+			return "", nil
+		}
 	}
 }
 
@@ -192,12 +268,10 @@ func (l *Live) Restart(ctx context.Context, unit string) (string, error) {
 
 // Queue queues a start.
 func (l *Live) Queue(ctx context.Context, unit string) error {
-	c, err := l.call(ctx, "queue", unit)
-	if err != nil {
+	return l.call(ctx, "queue", unit, func(c *sd.Conn) error {
+		_, err := c.StartUnitContext(ctx, unit, "replace", nil)
 		return err
-	}
-	_, err = c.StartUnitContext(ctx, unit, "replace", nil)
-	return err
+	})
 }
 
 // stopTime is how long a command may take to die of SIGTERM.
@@ -214,10 +288,8 @@ func (l *Live) Run(ctx context.Context, cmd Command) (Output, error) {
 	if err != nil {
 		return Output{}, err
 	}
-	c, err := l.call(ctx, "run", strings.Join(cmd.Argv, " "))
-	if err != nil {
-		return Output{}, err
-	}
+	ctx, cancel := context.WithTimeout(ctx, cmd.Timeout+stopTime+awayFor)
+	defer cancel()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return Output{}, err
@@ -233,7 +305,10 @@ func (l *Live) Run(ctx context.Context, cmd Command) (Output, error) {
 		prop("DefaultDependencies", false),
 	}, sandbox(cmd.Profile)...)
 	result := make(chan string, 1)
-	_, err = c.StartTransientUnitContext(ctx, unit, "fail", props, result)
+	err = l.call(ctx, "run", strings.Join(cmd.Argv, " "), func(c *sd.Conn) error {
+		_, err := c.StartTransientUnitContext(ctx, unit, "fail", props, result)
+		return err
+	})
 	w.Close() // ours; the command has its own
 	if err != nil {
 		return Output{}, fmt.Errorf("running %q: %w", cmd.Argv[0], err)
@@ -249,17 +324,24 @@ func (l *Live) Run(ctx context.Context, cmd Command) (Output, error) {
 		text <- string(kept)
 	}()
 	out := Output{Status: -1}
-	ended := "it was killed"
-	var job string
+	jobs, lost := make(chan string, 1), make(chan error, 1)
+	go func() {
+		job, err := l.await(ctx, unit, result)
+		if err != nil {
+			lost <- err
+			return
+		}
+		jobs <- job
+	}()
+	ended, job := "it was killed", ""
 	select {
-	case job = <-result:
+	case job = <-jobs:
 	case <-flood:
-		ended = "it would not stop printing"
+		ended, job = "it would not stop printing", "flood"
 		_, _ = l.Stop(ctx, unit)
-		job = "flood"
-	case <-ctx.Done():
+	case err := <-lost:
 		_, _ = l.Stop(context.WithoutCancel(ctx), unit)
-		return out, ctx.Err()
+		return out, err
 	}
 	out.Text = <-text
 	if job == JobDone {
@@ -272,6 +354,9 @@ func (l *Live) Run(ctx context.Context, cmd Command) (Output, error) {
 		return out, err
 	}
 	switch {
+	case job == "" && u.ActiveState != "failed": // its end was only seen; one that succeeds is unloaded
+		out.Status = 0
+		return out, nil
 	case job != "flood" && u.Result == "exit-code":
 		out.Status = u.ExitStatus
 		return out, nil

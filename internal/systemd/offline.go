@@ -139,3 +139,6 @@ func (o *Offline) Watch(context.Context) (<-chan struct{}, func()) { return nil,
 
 // Tail knows nothing.
 func (o *Offline) Tail(context.Context, Unit) string { return "" }
+
+// Failed finds none.
+func (o *Offline) Failed(context.Context, string) ([]string, error) { return nil, nil }

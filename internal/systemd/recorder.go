@@ -265,3 +265,6 @@ func (r *Recorder) PowerCycle() {
 		}
 	}
 }
+
+// Failed finds none.
+func (r *Recorder) Failed(context.Context, string) ([]string, error) { return nil, nil }

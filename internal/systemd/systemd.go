@@ -67,9 +67,15 @@ type Output struct {
 	Ended  string // in words, if it did not exit by itself
 }
 
+// RunPattern matches the units that Run makes.
+const RunPattern = "sluice-run-*.service"
+
 // ErrNoUnit is what Disable answers when it changed nothing and a unit's file
 // is not there.
 var ErrNoUnit = errors.New("there is no such unit file")
+
+// ErrAway is a manager that can't be spoken to. It says nothing about any unit.
+var ErrAway = errors.New("the service manager is away")
 
 // A Manager is a service manager. Methods that start, stop or restart wait
 // for the job and return its result; errors are of the conversation itself.
@@ -85,6 +91,7 @@ type Manager interface {
 	Stop(ctx context.Context, unit string) (job string, err error)
 	Restart(ctx context.Context, unit string) (job string, err error)
 	Run(ctx context.Context, c Command) (Output, error)
+	Failed(ctx context.Context, pattern string) ([]string, error)
 	// Watch wakes its reader when something happened to some unit; read
 	// properties to know what. stop ends it.
 	Watch(ctx context.Context) (wake <-chan struct{}, stop func())

@@ -255,6 +255,7 @@ func checkTree(tree string, want contract.Digest) error {
 
 // prune keeps the newest trees, and the one of version keep.
 func (v *Verifier) prune(keep contract.Version) error {
+	marker.Tidy(v.State.Path(layout.Requested))
 	verified := v.State.Path(layout.Verified)
 	entries, err := os.ReadDir(verified)
 	if err != nil {

@@ -116,7 +116,13 @@ func (b *Box) Boot(ctx context.Context) error {
 	if b.NetNS != "" {
 		net = "--network-namespace-path=" + b.NetNS
 	}
-	b.cmd = exec.Command("systemd-nspawn", "-D", b.Root, "--boot", "--register=no", "--keep-unit", "--console=read-only", "-M", b.Name,
+	// In a control group of its own: two boxes in one would count, and kill,
+	// each other's processes.
+	own := `for d in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do
+		[ -e $d/cgroup.procs ] && mkdir -p "$d/$0" && echo $$ >"$d/$0/cgroup.procs"
+	done 2>/dev/null
+	exec "$@"`
+	b.cmd = exec.Command("sh", "-c", own, b.Name, "systemd-nspawn", "-D", b.Root, "--boot", "--register=no", "--keep-unit", "--console=read-only", "-M", b.Name,
 		"--resolv-conf=off", "--timezone=off", net, "--bind-ro="+b.path("empty")+":/lib/systemd/system-generators")
 	b.cmd.Stdout, b.cmd.Stderr = console, console
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a ^C is for the test, which tidies up
@@ -220,7 +226,22 @@ func (b *Box) Remove() error {
 			errs = append(errs, fmt.Errorf("unmounting %q: %w", m, err))
 		}
 	}
+	for _, d := range []string{"systemd", "unified", "."} {
+		removeGroups(filepath.Join("/sys/fs/cgroup", d, b.Name))
+	}
 	return errors.Join(append(errs, os.Remove(b.dir))...)
+}
+
+// removeGroups removes a control group and those below it, which have no
+// processes any more.
+func removeGroups(dir string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() {
+			removeGroups(filepath.Join(dir, e.Name()))
+		}
+	}
+	_ = os.Remove(dir)
 }
 
 // Write puts a file into the box.

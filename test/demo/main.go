@@ -38,7 +38,7 @@ func say(format string, args ...any) {
 }
 
 func run(ctx context.Context, bin string) (err error) {
-	say("building five versions of a small HTTP service, two of them bad")
+	say("building four versions of a small HTTP service, two of them bad")
 	edges := map[string]string{}
 	for version, fault := range map[string]string{"1.0": "", "1.1": "", "1.2": "exits", "1.3": "dies"} {
 		if edges[version], err = box.BuildEdge(ctx, version, fault); err != nil {
