@@ -5,7 +5,8 @@ SHELL := /bin/bash
 GO ?= $(or $(shell command -v go),/usr/local/go/bin/go)
 VERSION ?= 0.1.0
 PLATFORM := $(shell $(GO) env GOOS 2>/dev/null)-$(shell $(GO) env GOARCH 2>/dev/null)
-DESTDIR ?= /usr/local
+DESTDIR ?=
+PREFIX ?= /usr/local
 FUZZTIME ?= 10m
 PROGRAMS := fetch verify stage apply recover
 LDFLAGS := -s -w -X sluice/internal/program.Version=$(VERSION)
@@ -43,9 +44,10 @@ vuln: ## known vulnerabilities of what is linked
 fuzz: ## every decoder, FUZZTIME each
 	FUZZTIME=$(FUZZTIME) test/run fuzz
 
-install: pipeline ## the command and the pipeline's bundle, into DESTDIR
-	install -D -m 0755 bin/sluice $(DESTDIR)/bin/sluice
-	install -D -m 0644 bin/sluice_$(VERSION)_$(PLATFORM).tar.zst $(DESTDIR)/share/sluice/sluice_$(VERSION)_$(PLATFORM).tar.zst
+install: pipeline ## the command, the pipeline's bundle and the man pages, below DESTDIR/usr/local
+	install -D -m 0755 bin/sluice $(DESTDIR)$(PREFIX)/bin/sluice
+	install -D -m 0644 bin/sluice_$(VERSION)_$(PLATFORM).tar.zst $(DESTDIR)$(PREFIX)/share/sluice/sluice_$(VERSION)_$(PLATFORM).tar.zst
+	for p in docs/man/*.[18]; do install -D -m 0644 $$p $(DESTDIR)$(PREFIX)/share/man/man$${p##*.}/$${p##*/}; done
 
 clean:
 	rm -rf bin
