@@ -87,6 +87,11 @@ func (a *Applier) tidy() error {
 	// Cut before its journal was open, a roll leaves what it kept for going back.
 	errs = append(errs, a.State.Disk.Remove(a.State.Path(layout.Reserve)))
 	if applied, ok, err := record.Load[contract.Applied](a.State, layout.Applied); ok && err == nil {
+		_, damage := record.CheckSet(a.State.Set(applied.Version), applied.ManifestSHA256)
+		errs = append(errs, a.State.NoteDamage(applied.Version, damage, contract.At(a.Now())))
+		if damage != nil {
+			a.report(fmt.Errorf("the good set is damaged, it is fetched again when %s is what the channel shows: %w", applied.Version, damage))
+		}
 		if m, _, err := record.Manifest(a.State.Set(applied.Version)); err == nil {
 			errs = append(errs, node.Maker{State: a.State}.DropWayBack(node.Build{Manifest: m}))
 		}

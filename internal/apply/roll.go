@@ -78,6 +78,9 @@ func (r *roll) prepare(ctx context.Context, b contract.Build) error {
 	}
 	if good != nil {
 		if r.good, err = r.load(*good); err != nil {
+			if nerr := r.State.NoteDamage(good.Version, err, contract.At(r.Now())); nerr != nil {
+				r.report(nerr)
+			}
 			return outcome.Defer(outcome.BadGoodSet, "a build that can't be gone back to is not left: %w", err)
 		}
 		r.journal.Good = good

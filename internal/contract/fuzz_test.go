@@ -54,6 +54,7 @@ func FuzzDecode(f *testing.F) {
 		record(Versions{}).fuzz(again, data)
 		record(Journal{}).fuzz(again, data)
 		record(Result{}).fuzz(again, data)
+		record(Drift{}).fuzz(again, data)
 		record(Verdict{}).fuzz(again, data)
 		record(Pending{}).fuzz(again, data)
 		_, _ = DecodeCore(data)

@@ -243,6 +243,22 @@ func (r Result) Terminal(config Digest) bool {
 	return outcome.Terminal(r.Outcome, r.Word(), r.Attempt)
 }
 
+// A Drift says what of a component is not as it was made. A damaged good set is
+// fetched again.
+type Drift struct {
+	Schema     Step       `json:"schema"`
+	At         Time       `json:"at"`
+	SetDamaged bool       `json:"set_damaged"`
+	Refs       []DriftRef `json:"refs"`
+}
+
+// A DriftRef is one thing that has drifted.
+type DriftRef struct {
+	Ref   string `json:"ref"`
+	State string `json:"state"`
+	Text  string `json:"text"`
+}
+
 // A Verdict is what verify thinks of a download. It comes from the
 // unprivileged side.
 type Verdict struct {
@@ -273,6 +289,7 @@ func (Staged) record()   {}
 func (Versions) record() {}
 func (Journal) record()  {}
 func (Result) record()   {}
+func (Drift) record()    {}
 func (Verdict) record()  {}
 func (Pending) record()  {}
 

@@ -32,6 +32,7 @@ type In struct {
 	Result   *contract.Result
 	Journal  *contract.Journal
 	Config   contract.Digest // of the component's .conf
+	Damaged  bool            // the good set is, on the disk
 }
 
 // Pointer decides what a pointer means, and says why in a few words.
@@ -53,6 +54,8 @@ func Pointer(in In) (Action, string) {
 		return Nothing, "ended here as " + string(in.Result.Outcome)
 	case in.Journal != nil && in.Journal.Target.Equal(p.Tuple()):
 		return Wait, "root is at work on it"
+	case in.Damaged:
+		return Update, "the good set is damaged"
 	case in.Applied != nil && in.Applied.Same(target):
 		if p.PromotedAt.After(watermark.Time) {
 			return Noop, "runs already; the watermark is to move"

@@ -60,6 +60,7 @@ func TestPointer(t *testing.T) {
 		"rollback failed":                 {In{Pointer: pointer("2", 5), Result: result(outcome.RollbackFailed, "gate: x", "2", 5, 1)}, Nothing},
 		"terminal for another channel":    {In{Pointer: pointer("2", 5), Result: &contract.Result{Tuple: contract.Tuple{Channel: "canary", Version: "2", PromotedAt: at(5)}, Outcome: outcome.RolledBack, Reason: "gate: x"}}, Update},
 		"watermark of another channel":    {In{Pointer: pointer("2", 5), Seen: &contract.Seen{Channels: map[contract.Channel]contract.Water{"canary": {PromotedAt: at(9)}}}}, Update},
+		"runs already, damaged":           {In{Pointer: pointer("1", 5), Seen: seen(5), Applied: applied("1", "a"), Damaged: true}, Update},
 		"runs already, never seen before": {In{Pointer: pointer("1", 5), Applied: applied("1", "a")}, Noop},
 	} {
 		if c.in.Platform == "" {

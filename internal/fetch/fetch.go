@@ -254,7 +254,7 @@ func (f *Fetcher) pursue(ctx context.Context, w *follow, conf config.Component, 
 	if !w.raised.IsZero() && now.Sub(w.raised) < raiseAgain {
 		return nil
 	}
-	if action == decide.Update && !f.present(w) {
+	if action == decide.Update && !f.present(w, in) {
 		if err := f.download(ctx, w); err != nil {
 			w.failures++
 			w.retry, w.world = time.Now().Add(decide.Backoff(w.failures)), f.worldNow()
@@ -333,10 +333,14 @@ func (f *Fetcher) worldNow() string {
 
 // present reports whether nothing has to be downloaded: root has the set, or
 // verify the tree, or the bundle is here.
-func (f *Fetcher) present(w *follow) bool {
+func (f *Fetcher) present(w *follow, in decide.In) bool {
 	version := w.pending.Version
 	artifact := w.pointer.Payload.Current.Artifacts[contract.Here()]
-	for _, dir := range []string{w.state.Set(version), f.Root.Tree(string(w.state.Name), string(version))} {
+	places := []string{w.state.Set(version), f.Root.Tree(string(w.state.Name), string(version))}
+	if in.Damaged && in.Applied != nil && in.Applied.Version == version {
+		places = places[1:] // root has it, and it is no use
+	}
+	for _, dir := range places {
 		if data, err := record.ReadFile(filepath.Join(dir, contract.ManifestName), contract.MaxManifest); err == nil && record.Sum(data) == artifact.ManifestSHA256 {
 			return true
 		}

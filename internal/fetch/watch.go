@@ -93,7 +93,7 @@ func (f *Fetcher) local() string {
 	stat(f.Root.Path(layout.Hold, ""))
 	names, _ := config.Components(f.Root)
 	for _, n := range names {
-		for _, p := range []layout.Place{layout.ComponentConf, layout.Seen, layout.Applied, layout.Result, layout.Journal, layout.Trust, layout.Verdict} {
+		for _, p := range []layout.Place{layout.ComponentConf, layout.Seen, layout.Applied, layout.Result, layout.Journal, layout.Drift, layout.Trust, layout.Verdict} {
 			stat(f.Root.Path(p, string(n)))
 		}
 	}

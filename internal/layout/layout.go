@@ -42,6 +42,7 @@ const (
 	StagedRecord Place = "/opt/sluice/{component}/staged.json"
 	Versions     Place = "/opt/sluice/{component}/versions.json"
 	Journal      Place = "/opt/sluice/{component}/journal.json"
+	Drift        Place = "/opt/sluice/{component}/drift.json"
 	Trust        Place = "/opt/sluice/{component}/trust"
 	Sets         Place = "/opt/sluice/{component}/sets"
 	Current      Place = "/opt/sluice/{component}/current"
@@ -128,6 +129,7 @@ var Table = []Row{
 	{StagedRecord, File, 0o644, UserRoot, UserRoot, "stage, enroll", "apply", "what apply may converge to"},
 	{Versions, File, 0o644, UserRoot, UserRoot, "stage, enroll", "all", "the manifest digests that versions had: a version never comes back with other bytes"},
 	{Journal, File, 0o644, UserRoot, UserRoot, "apply, recover", "all", "the open transaction; exists: something to finish or undo"},
+	{Drift, File, 0o644, UserRoot, UserRoot, "apply, heal, stage", "all", "that the good set is damaged on the disk; there only while it is"},
 	{Trust, Folder, 0o755, UserRoot, UserRoot, "enroll, stage", "all", "<n>.json: the trust documents root has accepted"},
 	{Sets, Folder, 0o755, UserRoot, UserRoot, "stage, enroll", "all", "<version>: immutable once named; .<version>.partial while it is copied"},
 	{Current, Link, 0, UserRoot, UserRoot, "apply, recover", "units", "the set that units run from"},

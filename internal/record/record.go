@@ -92,7 +92,8 @@ func Optional[T contract.Record](s State, p layout.Place) *T {
 
 // Decision gathers what this box knows for deciding what a pointer means.
 func (s State) Decision(p *contract.Pointer, config contract.Digest) decide.In {
-	return decide.In{Pointer: p, Platform: contract.Here(), Config: config, Seen: Optional[contract.Seen](s, layout.Seen), Applied: Optional[contract.Applied](s, layout.Applied),
+	drift := Optional[contract.Drift](s, layout.Drift)
+	return decide.In{Damaged: drift != nil && drift.SetDamaged, Pointer: p, Platform: contract.Here(), Config: config, Seen: Optional[contract.Seen](s, layout.Seen), Applied: Optional[contract.Applied](s, layout.Applied),
 		Result: Optional[contract.Result](s, layout.Result), Journal: Optional[contract.Journal](s, layout.Journal)}
 }
 

@@ -89,6 +89,16 @@ func checkFile(path string, want contract.File) error {
 	return nil
 }
 
+// NoteDamage says in drift.json that the good set is damaged, or that it is
+// not any more.
+func (s State) NoteDamage(version contract.Version, damage error, at contract.Time) error {
+	if damage == nil {
+		return s.Disk.Remove(s.Path(layout.Drift))
+	}
+	return s.Save(layout.Drift, contract.Drift{Schema: contract.One, At: at, SetDamaged: true,
+		Refs: []contract.DriftRef{{Ref: "set:" + string(version), State: "damaged", Text: contract.Clip(damage.Error())}}})
+}
+
 // Prune removes every set but those to keep, and what unfinished runs left.
 func (s State) Prune(keep ...contract.Version) error {
 	entries, err := os.ReadDir(s.Path(layout.Sets))

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"sluice/internal/contract"
 	"sluice/internal/decide"
@@ -37,11 +38,20 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 	if err != nil {
 		return false, err
 	}
-	if noop := has && applied.Same(build); noop {
-		if _, err := record.CheckSet(s.State.Set(build.Version), build.ManifestSHA256); err != nil {
-			return false, outcome.Defer(outcome.BadGoodSet, "%s runs already, and its set is damaged: %w", build.Version, err)
+	noop := has && applied.Same(build)
+	if noop {
+		_, damage := record.CheckSet(s.State.Set(build.Version), build.ManifestSHA256)
+		if !s.DryRun {
+			if err := s.State.NoteDamage(build.Version, damage, contract.At(time.Now())); err != nil {
+				return false, outcome.Defer(outcome.IO, "%w", err)
+			}
 		}
-		return false, errNoted
+		switch {
+		case damage == nil:
+			return false, errNoted
+		case hint.Noop: // what it is made from is not here; fetch brings it, now that it can know
+			return false, outcome.Defer(outcome.BadGoodSet, "%s runs already, and its set is damaged: %w", build.Version, damage)
+		}
 	} else if hint.Noop {
 		return false, outcome.Defer(outcome.StaleHint, "the hint says that %s runs already, root's records do not", build.Version)
 	}
@@ -81,6 +91,9 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 	}
 	if err := s.name(partial, set); err != nil {
 		return false, outcome.Defer(outcome.IO, "%w", err)
+	}
+	if noop { // mended
+		return false, errors.Join(errNoted, s.State.NoteDamage(build.Version, nil, contract.Time{}))
 	}
 	return s.finish(build, set, m)
 }
@@ -135,7 +148,7 @@ func (s *Stager) needs(m contract.Manifest) error {
 // one step.
 func (s *Stager) name(partial, set string) error {
 	disk := s.State.Disk
-	if s.inUse(set) {
+	if _, err := os.Lstat(set); err == nil && s.inUse(set) {
 		return errors.Join(disk.Exchange(partial, set), disk.RemoveTree(partial))
 	}
 	return disk.Rename(partial, set)

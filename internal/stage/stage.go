@@ -109,7 +109,8 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 	done := last.Outcome == outcome.Applied || last.Outcome == outcome.Noted
 	if done { // but for a set that is not the one any more
 		applied, ok, err := record.Load[contract.Applied](s.State, layout.Applied)
-		done = err == nil && ok && applied.Version == p.Payload.Current.Version
+		drift := record.Optional[contract.Drift](s.State, layout.Drift)
+		done = err == nil && ok && applied.Version == p.Payload.Current.Version && (drift == nil || !drift.SetDamaged)
 	}
 	if had && last.Tuple.Equal(p.Tuple()) && (done || last.Terminal(s.conf.Digest)) {
 		s.Log.Info("has ended here already", "component", s.State.Name, "version", last.Version, "outcome", last.Outcome)

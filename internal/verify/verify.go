@@ -84,7 +84,8 @@ func (v *Verifier) verify(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	action, why := decide.Pointer(v.State.Decision(&p.Pointer, conf.Digest))
+	known := v.State.Decision(&p.Pointer, conf.Digest)
+	action, why := decide.Pointer(known)
 	switch action {
 	case decide.Ignore:
 		return false, outcome.Refuse(outcome.Replay, "the pointer of %s is older than what this box has seen", p.PromotedAt)
@@ -96,7 +97,7 @@ func (v *Verifier) verify(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if action == decide.Update {
-		if err := v.tree(ctx, in, p); err != nil {
+		if err := v.tree(ctx, in, p, known); err != nil {
 			return false, err
 		}
 	}
@@ -143,10 +144,11 @@ func CheckPointer(s record.State, data []byte) (trust.Pointer, error) {
 
 // tree makes verified/<version>/tree, unless root has the set or the tree is
 // there and checks.
-func (v *Verifier) tree(ctx context.Context, in *intake.Folder, p trust.Pointer) error {
+func (v *Verifier) tree(ctx context.Context, in *intake.Folder, p trust.Pointer, known decide.In) error {
 	release := p.Payload.Current
 	artifact := release.Artifacts[contract.Here()]
-	if _, digest, err := record.Manifest(v.State.Set(release.Version)); err == nil && digest == artifact.ManifestSHA256 {
+	useless := known.Damaged && known.Applied != nil && known.Applied.Version == release.Version
+	if _, digest, err := record.Manifest(v.State.Set(release.Version)); err == nil && digest == artifact.ManifestSHA256 && !useless {
 		return nil
 	}
 	tree := v.State.Root.Tree(string(v.State.Name), string(release.Version))

@@ -744,3 +744,66 @@ func TestEnrollKnowsReplays(t *testing.T) {
 		t.Errorf("%+v, %v", seen, err)
 	}
 }
+
+// A good set that was damaged keeps a new build from being tried, since there
+// would be no way back; promoted once more it is brought again, and noted.
+func TestDamagedGoodSetIsBroughtAgain(t *testing.T) {
+	for name, damage := range map[string]func(set string) error{
+		"changed": func(set string) error { return os.WriteFile(filepath.Join(set, "bin/edge"), []byte("rotten"), 0o755) },
+		"gone":    os.RemoveAll,
+	} {
+		w := newWorld(t)
+		one, two := w.bundle("1", script("1")), w.bundle("2", script("2"))
+		w.promote(one)
+		w.roll()
+		w.must(os.RemoveAll(filepath.Dir(w.root.Tree("edge", "1"))))
+		w.must(damage(w.state().Set("1")))
+		w.promote(two)
+		w.step("fetch once", 0, "")
+		w.step("verify", 0, "")
+		w.step("stage", 0, "")
+		w.step("apply", 69, string(outcome.BadGoodSet))
+		w.promote(one)
+		w.step("fetch once", 0, "")
+		w.step("verify", 0, "")
+		w.step("stage", 0, "noted")
+		if _, err := record.CheckSet(w.state().Set("1"), mustApplied(w).ManifestSHA256); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Lstat(w.state().Path(layout.Drift)); err == nil {
+			t.Errorf("%s: drift.json is still there", name)
+		}
+		w.promote(two)
+		w.roll()
+		if w.running() != "2" {
+			t.Errorf("%s: runs %s", name, w.running())
+		}
+	}
+}
+
+// Heal finds the damage, and the box mends itself without a promote.
+func TestHealedByItself(t *testing.T) {
+	w := newWorld(t)
+	w.promote(w.bundle("1", script("1")))
+	w.roll()
+	w.step("fetch once", 0, "")
+	w.must(os.Chmod(filepath.Join(w.state().Set("1"), "bin/edge"), 0o600))
+	w.step("recover heal", 0, "damaged")
+	w.step("fetch once", 0, "asking")
+	w.step("verify", 0, "")
+	w.step("stage", 0, "noted")
+	w.step("recover heal", 0, "")
+	if _, err := record.CheckSet(w.state().Set("1"), mustApplied(w).ManifestSHA256); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(w.state().Path(layout.Drift)); err == nil {
+		t.Error("drift.json is still there")
+	}
+}
+
+func mustApplied(w *world) contract.Applied {
+	w.t.Helper()
+	a, _, err := record.Load[contract.Applied](w.state(), layout.Applied)
+	w.must(err)
+	return a
+}
