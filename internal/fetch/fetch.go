@@ -23,6 +23,7 @@ import (
 	"sluice/internal/durable"
 	"sluice/internal/layout"
 	"sluice/internal/marker"
+	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/store"
 	"sluice/internal/trust"
@@ -290,7 +291,7 @@ func (f *Fetcher) note(w *follow) error {
 func (f *Fetcher) backingOff(w *follow, in decide.In, now time.Time) bool {
 	if r := in.Result; r != nil && !r.At.Equal(w.answer.Time) {
 		w.answer, w.raised = r.At, time.Time{} // an answer to another promote: root is free again, ask at once
-		if r.Tuple.Equal(w.pending.Tuple) {
+		if r.Tuple.Equal(w.pending.Tuple) && r.Outcome != outcome.Applied && r.Outcome != outcome.Noted {
 			w.world, w.retry = f.worldNow(), now.Add(decide.Backoff(r.Attempt))
 		}
 	}
