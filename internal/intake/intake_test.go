@@ -47,8 +47,10 @@ func TestReadRejects(t *testing.T) {
 	must(t, os.WriteFile(in("two"), nil, 0o644))
 	must(t, os.Link(in("two"), in("second")))
 	must(t, os.WriteFile(in("plain"), nil, 0o644))
+	must(t, os.WriteFile(in("folder/f"), nil, 0o644))
+	must(t, os.Symlink("folder", in("inside"))) // a link that does not even leave
 	for _, walk := range []bool{false, true} {
-		for _, name := range []string{"link", "linkdir/secret", "fifo", "folder", "two", "../" + filepath.Base(dir) + "/plain", "plain/x"} {
+		for _, name := range []string{"link", "linkdir/secret", "inside/f", "fifo", "folder", "two", "../" + filepath.Base(dir) + "/plain", "plain/x"} {
 			_, err := d.Read(name, os.Getuid(), 100)
 			if walk {
 				var fd int
