@@ -454,6 +454,9 @@ func TestWrongBundles(t *testing.T) {
 		"an unlisted file": func(_ *contract.Manifest, e *[]entry) {
 			*e = append(*e, entry{tar.Header{Name: "etc/more", Typeflag: tar.TypeReg, Mode: 0o644}, "x"})
 		},
+		"an unlisted, empty file": func(_ *contract.Manifest, e *[]entry) {
+			*e = append(*e, entry{tar.Header{Name: "etc/more", Typeflag: tar.TypeReg, Mode: 0o644}, ""})
+		},
 		"a missing file": func(_ *contract.Manifest, e *[]entry) { *e = nil },
 		"a file twice":   func(_ *contract.Manifest, e *[]entry) { *e = append(*e, (*e)[0]) },
 		"other bytes": func(_ *contract.Manifest, e *[]entry) {
