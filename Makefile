@@ -12,7 +12,7 @@ PROGRAMS := fetch verify stage apply recover
 LDFLAGS := -s -w -X sluice/internal/program.Version=$(VERSION)
 export CGO_ENABLED := 0
 
-.PHONY: build pipeline check test demo lint vuln fuzz install clean need-root
+.PHONY: build pipeline check test demo lint vuln fuzz bench install clean need-root
 
 build: ## the programs, into bin/
 	$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/...
@@ -43,6 +43,9 @@ vuln: ## known vulnerabilities of what is linked
 
 fuzz: ## every decoder, FUZZTIME each
 	FUZZTIME=$(FUZZTIME) test/run fuzz
+
+bench: need-root ## figures, beside a peer in the same run
+	test/run bench
 
 install: pipeline ## the command, the pipeline's bundle and the man pages, below DESTDIR/usr/local
 	install -D -m 0755 bin/sluice $(DESTDIR)$(PREFIX)/bin/sluice
