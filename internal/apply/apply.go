@@ -150,15 +150,11 @@ func (a *Applier) load(b contract.Build) (node.Build, error) {
 // finish writes result.json for a tuple, after everything else but the
 // journal.
 func (a *Applier) finish(t contract.Tuple, o outcome.Outcome, reason string, started time.Time, down time.Duration) error {
-	r := contract.Result{Schema: contract.One, Tuple: t, Outcome: o, Reason: contract.Clip(reason), Attempt: 1, Config: a.conf.Digest,
-		At: contract.At(a.Now()), TookMS: time.Since(started).Milliseconds(), DownMS: down.Milliseconds()}
+	r := contract.Result{Tuple: t, Outcome: o, Reason: reason, Config: a.conf.Digest, At: contract.At(a.Now()), TookMS: time.Since(started).Milliseconds(), DownMS: down.Milliseconds()}
 	if down < 0 {
 		r.DownMS = -1
 	}
-	if last, ok, err := record.Load[contract.Result](a.State, layout.Result); ok && err == nil && last.Tuple.Equal(t) && last.Outcome == o {
-		r.Attempt = last.Attempt + 1 // of this kind: what was deferred before takes no try from what was interrupted
-	}
-	if err := a.State.Save(layout.Result, r); err != nil {
+	if err := a.State.Conclude(r); err != nil {
 		return err
 	}
 	a.Log.Info("ended", "component", a.State.Name, "version", t.Version, "outcome", o, "reason", reason)

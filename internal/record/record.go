@@ -132,6 +132,16 @@ func (s State) Save(p layout.Place, r contract.Record) error {
 	return nil
 }
 
+// Conclude writes result.json: how a promote ended here. Attempts are counted
+// by kind: what was deferred before takes no try from what is interrupted.
+func (s State) Conclude(r contract.Result) error {
+	r.Schema, r.Reason, r.Attempt = contract.One, contract.Clip(r.Reason), 1
+	if last := Optional[contract.Result](s, layout.Result); last != nil && last.Tuple.Equal(r.Tuple) && last.Outcome == r.Outcome {
+		r.Attempt = last.Attempt + 1
+	}
+	return s.Save(layout.Result, r)
+}
+
 // journalSize is one block: a journal is rewritten in place of one of the
 // same size, so going back needs no new room.
 const journalSize = 4096

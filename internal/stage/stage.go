@@ -117,7 +117,7 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	staged, err := s.accept(data, p, seen, hint)
-	return staged, s.record(p, last, err)
+	return staged, s.record(p, err)
 }
 
 func (s *Stager) report(err error) { s.Log.Error(err.Error(), "component", s.State.Name) }
@@ -275,7 +275,7 @@ func (s *Stager) floor() (contract.Seen, error) {
 
 // record writes result.json for a tuple that root has verified, if staging it
 // ended here. A set that is staged has no result yet: apply writes it.
-func (s *Stager) record(p trust.Pointer, last contract.Result, err error) error {
+func (s *Stager) record(p trust.Pointer, err error) error {
 	var e *outcome.Error
 	if !errors.As(err, &e) || s.DryRun {
 		return err
@@ -284,11 +284,7 @@ func (s *Stager) record(p trust.Pointer, last contract.Result, err error) error 
 	if e.Outcome == outcome.Noted {
 		reason, err = "", nil
 	}
-	r := contract.Result{Schema: contract.One, Tuple: p.Tuple(), Outcome: e.Outcome, Reason: contract.Clip(reason), Attempt: 1,
-		Config: s.conf.Digest, At: contract.At(time.Now()), TookMS: time.Since(s.started).Milliseconds(), DownMS: -1}
-	if last.Tuple.Equal(r.Tuple) && last.Outcome == r.Outcome {
-		r.Attempt = last.Attempt + 1
-	}
+	r := contract.Result{Tuple: p.Tuple(), Outcome: e.Outcome, Reason: reason, Config: s.conf.Digest, At: contract.At(time.Now()), TookMS: time.Since(s.started).Milliseconds(), DownMS: -1}
 	s.Log.Info("ended", "component", s.State.Name, "version", r.Version, "outcome", r.Outcome, "reason", r.Reason)
-	return errors.Join(err, s.State.Save(layout.Result, r))
+	return errors.Join(err, s.State.Conclude(r))
 }
