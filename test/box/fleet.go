@@ -96,7 +96,7 @@ func (f *Fleet) State(component contract.Component) record.State {
 }
 
 // RollTime is the most that a roll may take in a test.
-const RollTime = 90 * time.Second
+const RollTime = 150 * time.Second
 
 // Ended waits until a promote has ended in the box, and returns how. With
 // outcomes, only one of them is an end.
