@@ -232,6 +232,15 @@ func TestRollbackFailed(t *testing.T) {
 		t.Error(err)
 	}
 	b.ended(two, outcome.RollbackFailed, outcome.Gate)
+	restarts := 0
+	for _, call := range b.manager.Calls() {
+		if call == "restart edge.service" {
+			restarts++
+		}
+	}
+	if restarts != 3 { // forward, back, and the good build's second try
+		t.Errorf("%d restarts", restarts)
+	}
 	b.runs("1") // the units of the way back are those of the good set, also here
 	b.manager.OnStart = nil
 	three := b.stage("3", nil, nil)

@@ -13,8 +13,10 @@ import (
 	"sluice/internal/durable"
 	"sluice/internal/fault"
 	"sluice/internal/layout"
+	"sluice/internal/node"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
+	"sluice/internal/systemd"
 )
 
 // cutAt applies what is staged and dies when the journal has been written in
@@ -216,6 +218,40 @@ func TestStuckJournal(t *testing.T) {
 	b.manager.Fault.Refuse = nil
 	b.must(b.applier().Recover(context.Background(), false)) // by hand
 	b.runs("1")
+}
+
+// A manager that is away while the good build should be judged says nothing
+// about it: nothing is recorded, the journal stays, and the next try ends it.
+func TestGoingBackUnjudged(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	two := b.stage("2", nil, nil)
+	b.manager.OnStart = b.failsOn("2")
+	a := b.applier()
+	a.Manager = away{b.manager, func() bool {
+		target, _ := os.Readlink(b.state.Path(layout.Current))
+		j, _, _ := record.Load[contract.Journal](b.state, layout.Journal)
+		return target == "sets/1" && j.Phase == Reverting && j.Node == string(node.Gate)
+	}}
+	if err := a.Run(context.Background(), context.Background()); !errors.Is(err, systemd.ErrAway) || !b.state.Open() {
+		t.Fatal(err)
+	}
+	b.must(b.applier().Recover(context.Background(), false))
+	b.ended(two, outcome.RolledBack, outcome.Gate)
+	b.runs("1")
+}
+
+type away struct {
+	*systemd.Recorder
+	is func() bool
+}
+
+func (a away) Unit(ctx context.Context, name string) (systemd.Unit, error) {
+	if a.is() {
+		return systemd.Unit{}, systemd.ErrAway
+	}
+	return a.Recorder.Unit(ctx, name)
 }
 
 // A transaction that wrote its result and died before its journal was gone is

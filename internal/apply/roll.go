@@ -295,15 +295,16 @@ func (r *roll) revert(ctx context.Context) error {
 		if r.boot {
 			return nil // what is to be judged has not been started yet
 		}
-		for range 2 {
-			if gateErr = r.gate(ctx, r.good, r.target, k.Jobs); gateErr == nil || ctx.Err() != nil {
-				break
-			}
+		if gateErr = r.gate(ctx, r.good, r.target, k.Jobs); gateErr != nil && ctx.Err() == nil {
 			for _, u := range node.Changed(r.good, r.target) {
 				if err := k.Restart(ctx, u); err != nil {
-					gateErr = err
+					return err
 				}
 			}
+			gateErr = r.gate(ctx, r.good, r.target, k.Jobs)
+		}
+		if errors.Is(gateErr, systemd.ErrAway) || errors.Is(gateErr, fault.ErrDead) {
+			return gateErr // it was not judged: the journal stays
 		}
 		return nil // that the good build does not pass either keeps nothing from being armed
 	}

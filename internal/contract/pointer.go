@@ -6,18 +6,19 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
 // Limits of signed documents.
 const (
-	MaxEnvelope   = 64 << 10 // bytes of an envelope that are ever read
-	MaxPointer    = 48 << 10 // bytes that a writer lets an envelope become
-	MaxHistory    = 10       // releases in a pointer's history
-	MaxAudit      = 50       // entries in a pointer's audit
-	MaxSignatures = 16       // signatures of an envelope that are looked at
-	MaxSpread     = Duration(24 * 3600e9)
+	MaxEnvelope   = 64 << 10                 // bytes of an envelope that are ever read
+	MaxPointer    = 48 << 10                 // bytes that a writer lets an envelope become
+	MaxHistory    = 10                       // releases in a pointer's history
+	MaxAudit      = 50                       // entries in a pointer's audit
+	MaxSignatures = 16                       // signatures of an envelope that are looked at
+	MaxSpread     = Duration(24 * time.Hour) // of a promote
 )
 
 // An Envelope is a DSSE envelope: a payload and who signed it.
@@ -143,7 +144,7 @@ func (p Pointer) check() error {
 		return fmt.Errorf("reading a pointer: its audit has %d entries, the most is %d", len(p.Payload.Audit), MaxAudit)
 	}
 	if p.Payload.Spread > MaxSpread {
-		return fmt.Errorf("reading a pointer: its spread is over %s", "24h")
+		return fmt.Errorf("reading a pointer: its spread is over %s", time.Duration(MaxSpread))
 	}
 	for _, r := range append([]Release{p.Payload.Current}, p.Payload.History...) {
 		for platform, a := range r.Artifacts {

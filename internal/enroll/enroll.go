@@ -354,11 +354,14 @@ func (m *meter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// usersTime is how long systemd-sysusers may take.
+const usersTime = time.Minute
+
 // users makes the users of the pipeline, whom its folders belong to. The
 // transaction makes them again, with its own files in place.
 func (e *Enroller) users(ctx context.Context, set string) error {
 	file := filepath.Join(set, contract.SysusersFolder, "sluice.conf")
-	out, err := e.Manager.Run(ctx, systemd.Command{Argv: []string{"systemd-sysusers", file}, Profile: systemd.Tool, Timeout: time.Minute, Output: contract.MaxReason})
+	out, err := e.Manager.Run(ctx, systemd.Command{Argv: []string{"systemd-sysusers", file}, Profile: systemd.Tool, Timeout: usersTime, Output: contract.MaxReason})
 	if errors.Is(err, exec.ErrNotFound) {
 		return outcome.Config("this machine has no systemd-sysusers: Sluice needs systemd: %w", err)
 	}

@@ -31,6 +31,9 @@ type dir struct {
 	disk durable.Disk
 }
 
+// writeBuffer is how many bytes are written at once.
+const writeBuffer = 1 << 20
+
 // dirLock guards conditional writes. It is no key: keys don't begin with a dot.
 const dirLock = ".lock"
 
@@ -136,7 +139,7 @@ func (d *dir) Put(ctx context.Context, key string, body io.ReadSeeker, size int6
 	if err != nil {
 		return "", keyError(d, "writing", key, dirError(err))
 	}
-	buffered := bufio.NewWriterSize(temp, 1<<20)
+	buffered := bufio.NewWriterSize(temp, writeBuffer)
 	n, err := io.Copy(io.MultiWriter(buffered, hash), io.LimitReader(body, size+1))
 	if err == nil && n != size {
 		err = fmt.Errorf("the body has not the %d bytes it was said to have", size)

@@ -29,8 +29,11 @@ type Live struct {
 	conn *sd.Conn
 }
 
-// tailLines is how many of a unit's last lines a reason carries.
-const tailLines = "4"
+// A reason carries so many of a unit's last lines, if they can be had in time.
+const (
+	tailLines = "4"
+	tailTime  = 5 * time.Second
+)
 
 var runs atomic.Int64
 
@@ -441,7 +444,7 @@ func (l *Live) Tail(ctx context.Context, u Unit) string {
 	if u.InvocationID == "" {
 		return ""
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, tailTime)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "journalctl", "-q", "--no-pager", "-o", "cat", "-n", tailLines, "_SYSTEMD_INVOCATION_ID="+u.InvocationID).Output()
 	var lines []string
