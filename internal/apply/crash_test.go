@@ -20,6 +20,7 @@ import (
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
+	"sluice/internal/unit"
 )
 
 // Every durable operation and every call of the manager has a number. A run
@@ -178,7 +179,7 @@ func (b *testbox) oneBuild() (string, error) {
 			return "", err
 		}
 		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), ".") {
+			if strings.HasPrefix(e.Name(), ".") || e.IsDir() {
 				continue // being written, or kept for going back, when it died: heal's affair
 			}
 			at := filepath.Join(string(place), e.Name())
@@ -192,6 +193,15 @@ func (b *testbox) oneBuild() (string, error) {
 	if len(want) > 0 {
 		return "", fmt.Errorf("missing of %q: %v", version, want)
 	}
+	var links []string
+	for _, u := range m.Units.Enable {
+		_, by, _ := strings.Cut(unit.Install(must(os.ReadFile(filepath.Join(b.state.Set(m.Version), "units", u)))), "WantedBy=")
+		links = append(links, by+".wants/"+u)
+	}
+	slices.Sort(links)
+	if got := b.manager.Links(); !slices.Equal(got, links) {
+		return "", fmt.Errorf("links %v, %q wants %v", got, version, links)
+	}
 	enabled := slices.Sorted(slices.Values(m.Units.Enable))
 	if got := b.manager.Enabled(); !slices.Equal(got, enabled) {
 		return "", fmt.Errorf("enabled %v, %q wants %v", got, version, enabled)
@@ -200,6 +210,13 @@ func (b *testbox) oneBuild() (string, error) {
 		return "", fmt.Errorf("active %v, %q wants %v", got, version, enabled)
 	}
 	return version, nil
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 // after judges a recovered box: one build, and the result that says which. The

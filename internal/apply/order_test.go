@@ -15,13 +15,17 @@ import (
 )
 
 // The builds of the order tests: accounts, temporary files, a timer with its
-// oneshot that is quiesced, one unit that only the old build has and one that
+// oneshot that is quiesced and is wanted by another target in later builds, one unit that only the old build has and one that
 // only the new one has.
 func (b *testbox) stageFull(version string) contract.Tuple {
 	timer := "[Timer]\nOnCalendar=daily\n[Install]\nWantedBy=timers.target\n"
+	tidy := timer
+	if version != "1" { // enabled by another link
+		tidy = strings.Replace(timer, "timers", "multi-user", 1)
+	}
 	files := map[string]string{
 		"sysusers.d/edge.conf": "u edge - -\n", "tmpfiles.d/edge.conf": "d /run/edge 0755 edge edge -\n# " + version,
-		"units/tidy.timer": timer, "units/tidy.service": "[Service]\nType=oneshot\nExecStart=/x\n# " + version,
+		"units/tidy.timer": tidy, "units/tidy.service": "[Service]\nType=oneshot\nExecStart=/x\n# " + version,
 		"units/only" + version + ".timer": timer, "units/only" + version + ".service": "[Service]\nType=oneshot\nExecStart=/x\n",
 	}
 	return b.stage(version, files, func(m *contract.Manifest) {
@@ -224,6 +228,7 @@ write tmpfiles.d/.edge.conf.sluice-back
 write unit .only1.service.sluice-back
 write unit .only1.timer.sluice-back
 write unit .tidy.service.sluice-back
+write unit .tidy.timer.sluice-back
 rename reserve
 stop only1.timer
 disable only1.timer
@@ -233,6 +238,7 @@ stop tidy.timer
 rename current
 write tmpfiles.d/edge.conf
 write unit tidy.service
+write unit tidy.timer
 write unit only2.service
 write unit only2.timer
 run systemd-sysusers
@@ -241,6 +247,7 @@ reload
 reset-failed edge.service
 restart edge.service
 run edge
+disable tidy.timer
 enable tidy.timer only2.timer
 reload
 start tidy.timer
@@ -252,6 +259,7 @@ remove .edge.conf.sluice-back
 remove unit .only1.service.sluice-back
 remove unit .only1.timer.sluice-back
 remove unit .tidy.service.sluice-back
+remove unit .tidy.timer.sluice-back
 remove reserve
 remove journal.json`
 
@@ -261,6 +269,7 @@ write tmpfiles.d/.edge.conf.sluice-back
 write unit .only1.service.sluice-back
 write unit .only1.timer.sluice-back
 write unit .tidy.service.sluice-back
+write unit .tidy.timer.sluice-back
 rename reserve
 stop only1.timer
 disable only1.timer
@@ -270,6 +279,7 @@ stop tidy.timer
 rename current
 write tmpfiles.d/edge.conf
 write unit tidy.service
+write unit tidy.timer
 write unit only2.service
 write unit only2.timer
 run systemd-sysusers
@@ -284,6 +294,7 @@ remove unit only2.service
 rename current
 write tmpfiles.d/edge.conf
 write unit tidy.service
+write unit tidy.timer
 write unit only1.service
 write unit only1.timer
 run systemd-sysusers
@@ -292,6 +303,7 @@ reload
 reset-failed edge.service
 restart edge.service
 run edge
+disable tidy.timer
 enable tidy.timer only1.timer
 reload
 start tidy.timer

@@ -221,6 +221,9 @@ func wordOf(err error, otherwise outcome.Word) outcome.Word {
 // journal last.
 func (r *roll) recordApplied(reason string) error {
 	b := r.journal.Target
+	if err := r.maker().Settle(); err != nil {
+		return err
+	}
 	if err := r.State.Save(layout.Applied, contract.Applied{Schema: contract.One, Build: b, At: contract.At(r.Now())}); err != nil {
 		return err
 	}
@@ -314,6 +317,9 @@ func (r *roll) revert(ctx context.Context) error {
 	}
 	if err := graph.Err(reports); err != nil {
 		return fmt.Errorf("going back from %s: %w: the journal stays, run `recover -component %s`", r.journal.Target.Version, err, r.State.Name)
+	}
+	if err := k.Settle(); err != nil {
+		return fmt.Errorf("going back from %s: %w: the journal stays", r.journal.Target.Version, err)
 	}
 	if gateErr != nil {
 		r.journal.Reason = contract.Clip(fmt.Sprintf("%s; and the good build does not pass its gate either: %s", r.journal.Reason, gateErr))

@@ -1,6 +1,8 @@
 // Package durable is how everything that must survive is written, renamed,
 // removed and locked. What one of its calls has returned from is on the disk: file and
-// folder are fsynced (rename(2) alone is atomic, not durable).
+// folder are fsynced (rename(2) alone is atomic, not durable). That goes for
+// what a call finds done already, too: a program that was killed between a
+// rename and its fsync leaves what is seen and not yet durable.
 //
 // It does not promise that a call which failed changed nothing: the new
 // content may be there or not, never half of it. Temporary names end in .tmp;
@@ -113,7 +115,7 @@ func (t *Temp) Abandon() error {
 
 func (d *Disk) fsync(f *os.File, path string) error {
 	if err := d.Fault.Hit("fsync", path); err != nil {
-		return err
+		return fault.Done(err)
 	}
 	return f.Sync()
 }
@@ -160,7 +162,7 @@ func (d *Disk) Exchange(a, b string) error {
 // SyncFolder makes the names in a folder durable.
 func (d *Disk) SyncFolder(path string) error {
 	if err := d.Fault.Hit("fsync folder", path); err != nil {
-		return err
+		return fault.Done(err)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -172,13 +174,16 @@ func (d *Disk) SyncFolder(path string) error {
 
 // Remove takes away a file or link. What is not there is no error.
 func (d *Disk) Remove(path string) error {
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		if err := d.remove(path); err != nil {
+			return err
+		}
 	}
-	if err := d.remove(path); err != nil {
-		return err
+	err := d.SyncFolder(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nor is its folder
 	}
-	return d.SyncFolder(filepath.Dir(path))
+	return err
 }
 
 // RemoveTree takes away a folder and all in it. The name goes first, by a
@@ -213,7 +218,7 @@ func (d *Disk) removeAll(path string) error {
 // A path that is a link to target already is left alone.
 func (d *Disk) Symlink(target, path string) error {
 	if have, err := os.Readlink(path); err == nil && have == target {
-		return nil
+		return d.SyncFolder(filepath.Dir(path))
 	}
 	temp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+TempSuffix)
 	if err := d.remove(temp); err != nil {
@@ -240,7 +245,7 @@ func (d *Disk) Mkdir(path string, mode fs.FileMode) error {
 		if !st.IsDir() {
 			return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
 		}
-		return nil
+		return d.SyncFolder(filepath.Dir(path))
 	}
 	if parent := filepath.Dir(path); parent != path {
 		if err := d.Mkdir(parent, 0o755); err != nil {

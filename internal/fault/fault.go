@@ -8,6 +8,18 @@ import (
 	"sync"
 )
 
+// errSkipped passes an operation over: it is reported as done.
+var errSkipped = errors.New("passed over at a fault point")
+
+// Done makes nothing of the error of an operation that is passed over. Only
+// what a test wants to see missing asks for it: an fsync.
+func Done(err error) error {
+	if errors.Is(err, errSkipped) {
+		return nil
+	}
+	return err
+}
+
 // ErrDead is what every operation answers after the fatal point: a killed
 // process does nothing more, tidying up included.
 var ErrDead = errors.New("killed at a fault point")
@@ -22,6 +34,9 @@ type Points struct {
 	Err error
 	// Refuse, if not nil, says with which error an operation fails.
 	Refuse func(op, object string) error
+	// Skip, if not nil, says which fsyncs are passed over, as if they were not
+	// in the code.
+	Skip func(op, object string) bool
 	// Seen, if not nil, is told of every operation that is about to be done.
 	Seen func(n int, op, object string)
 
@@ -48,6 +63,9 @@ func (p *Points) Hit(op, object string) error {
 		if err := p.Refuse(op, object); err != nil {
 			return err
 		}
+	}
+	if p.Skip != nil && p.Skip(op, object) {
+		return errSkipped
 	}
 	if p.n != p.At {
 		return nil

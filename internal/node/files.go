@@ -145,6 +145,30 @@ func (k Maker) KeepWayBack(b, next Build) error {
 	return nil
 }
 
+// Settle makes durable what was seen to be in place and was not written by us
+// in this life: what systemd wrote, which fsyncs no link of enablement and no
+// folder that it renames into, and what a run left that was killed between a
+// rename and its fsync. Before a transaction is closed nothing may depend on
+// it any more.
+func (k Maker) Settle() error {
+	folders := []string{k.State.Root.Join("/etc"), k.State.Path(layout.Sysusers), k.State.Path(layout.Tmpfiles), k.State.Path(layout.SystemdUnits)}
+	entries, err := os.ReadDir(k.State.Path(layout.SystemdUnits))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			folders = append(folders, filepath.Join(k.State.Path(layout.SystemdUnits), e.Name()))
+		}
+	}
+	for _, f := range folders {
+		if err := k.State.Disk.SyncFolder(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
 // DropWayBack removes the siblings of a build's files.
 func (k Maker) DropWayBack(b Build) error {
 	var errs []error

@@ -69,7 +69,8 @@ type Maker struct {
 	// WasActive are units that are to be active before the gate, on the way back.
 	WasActive []string
 
-	keep []string // services of the live build: not stopped by being disabled
+	keep     []string // services of the live build: not stopped by being disabled
+	relinked []string // units that the live build enables by other links
 }
 
 // Changed returns the units that a move between two builds restarts: those
@@ -109,6 +110,7 @@ func (k Maker) Ledger(live, retiring Build) graph.Ledger {
 	for _, r := range live.Manifest.Units.Restart {
 		k.keep = append(k.keep, r.Unit)
 	}
+	k.relinked = k.relink(live, retiring)
 	return graph.Ledger{Batches: k.Batches(), Contributions: []graph.Contribution{k.Expand(retiring, live, false), k.Expand(live, retiring, true)}}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"sluice/internal/contract"
 	"sluice/internal/graph"
 	"sluice/internal/outcome"
+	"sluice/internal/record"
 	"sluice/internal/systemd"
 	"sluice/internal/unit"
 )
@@ -157,10 +159,40 @@ func (k Maker) gate(ctx context.Context) error {
 func (e *expansion) enabled() {
 	var nodes []graph.Node
 	for _, u := range e.Enable(e.b.Manifest) {
+		// Links are made from [Install]: where that differs, those of the other
+		// build are still there, and look like enabled.
+		stale := slices.Contains(e.relinked, u)
 		nodes = append(nodes, graph.Node{Ref: graph.Ref("enabled:" + u), Help: "enabled, and started if it is a timer, path or socket", Batch: batchEnabled,
-			Check: func(ctx context.Context) graph.Check { return e.isArmed(ctx, u) }})
+			Check: func(ctx context.Context) graph.Check {
+				if stale {
+					return graph.Check{Answer: graph.Failed, Text: "its [Install] section changed"}
+				}
+				return e.isArmed(ctx, u)
+			}})
 	}
 	e.add(nodes...)
+}
+
+// relink returns the units that two builds enable by other links.
+func (k Maker) relink(live, retiring Build) []string {
+	var out []string
+	for _, u := range k.Enable(live.Manifest) {
+		file := contract.UnitsFolder + contract.UnitFile(u)
+		if _, had := retiring.Manifest.File(file); had && differs(file, live.Manifest, retiring.Manifest) && live.install(file) != retiring.install(file) {
+			out = append(out, u)
+		}
+	}
+	return out
+}
+
+// install is what enabling a unit file makes links of; what can't be read is
+// like nothing else.
+func (b Build) install(file string) string {
+	data, err := record.ReadFile(filepath.Join(b.Set, filepath.FromSlash(file)), unit.MaxFile)
+	if err != nil {
+		return err.Error()
+	}
+	return unit.Install(data)
 }
 
 // arm enables units in one call, and starts those that may be started from
@@ -168,7 +200,19 @@ func (e *expansion) enabled() {
 func (k Maker) arm(ctx context.Context, refs []graph.Ref) error {
 	units := names(refs)
 	var changed bool
-	err := k.within(ctx, callTimeout, func(ctx context.Context) (err error) {
+	err := k.within(ctx, callTimeout, func(ctx context.Context) error {
+		var stale []string
+		for _, u := range units {
+			if slices.Contains(k.relinked, u) {
+				stale = append(stale, u)
+			}
+		}
+		if len(stale) > 0 {
+			if _, err := k.Manager.Disable(ctx, stale); err != nil && !errors.Is(err, systemd.ErrNoUnit) {
+				return err
+			}
+		}
+		var err error
 		changed, err = k.Manager.Enable(ctx, units)
 		return err
 	})

@@ -1,21 +1,27 @@
 package systemd
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/coreos/go-systemd/v22/unit"
+
 	"sluice/internal/fault"
 	"sluice/internal/layout"
 )
 
 // Recorder stands in for the manager in tests: it keeps unit states in
-// memory, reads unit files where a box has them, and writes down every call
-// that changes something, in order.
+// memory, reads unit files where a box has them, makes the links of [Install]
+// there (as systemd does, without an fsync), and writes down every call that
+// changes something, in order.
 type Recorder struct {
 	Root  layout.Root
 	Fault *fault.Points
@@ -25,11 +31,10 @@ type Recorder struct {
 	// OnRun decides how a command ends. nil: it prints its own arguments.
 	OnRun func(c Command) Output
 
-	mu      sync.Mutex
-	calls   []string
-	units   map[string]*Unit
-	enabled map[string]bool
-	lives   int
+	mu    sync.Mutex
+	calls []string
+	units map[string]*Unit
+	lives int
 }
 
 // Calls returns what was called, in order.
@@ -48,13 +53,36 @@ func (r *Recorder) Forget() {
 
 // Enabled returns the enabled units, sorted.
 func (r *Recorder) Enabled() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	var out []string
-	for u := range r.enabled {
-		out = append(out, u)
+	for _, link := range r.Links() {
+		out = append(out, filepath.Base(link))
 	}
 	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Links returns the links of enablement, sorted, as target.wants/unit.
+func (r *Recorder) Links() []string {
+	links, _ := filepath.Glob(r.Root.Join(filepath.Join(string(layout.SystemdUnits), "*.wants", "*")))
+	for i, l := range links {
+		links[i] = filepath.Join(filepath.Base(filepath.Dir(l)), filepath.Base(l))
+	}
+	return links
+}
+
+// wanted are the links that enabling a unit makes.
+func (r *Recorder) wanted(name string) []string {
+	data, err := os.ReadFile(r.Root.Join(r.file(name)))
+	if err != nil {
+		return nil
+	}
+	opts, _ := unit.DeserializeOptions(bytes.NewReader(data))
+	var out []string
+	for _, o := range opts {
+		if o.Section == "Install" && o.Name == "WantedBy" {
+			out = append(out, filepath.Join(o.Value+".wants", name))
+		}
+	}
 	return out
 }
 
@@ -83,7 +111,7 @@ func (r *Recorder) call(op string, objects ...string) error {
 
 func (r *Recorder) unit(name string) *Unit {
 	if r.units == nil {
-		r.units, r.enabled = map[string]*Unit{}, map[string]bool{}
+		r.units = map[string]*Unit{}
 	}
 	if r.units[name] == nil {
 		r.units[name] = &Unit{Name: name, ActiveState: "inactive", SubState: "dead", Result: "success"}
@@ -92,11 +120,11 @@ func (r *Recorder) unit(name string) *Unit {
 }
 
 // file is where the unit file of a unit is.
-func (r *Recorder) file(unit string) string {
-	if at := strings.Index(unit, "@"); at >= 0 {
-		unit = unit[:at+1] + filepath.Ext(unit)
+func (r *Recorder) file(name string) string {
+	if at := strings.Index(name, "@"); at >= 0 {
+		name = name[:at+1] + filepath.Ext(name)
 	}
-	return filepath.Join(string(layout.SystemdUnits), unit)
+	return filepath.Join(string(layout.SystemdUnits), name)
 }
 
 // Live says that units can be judged.
@@ -114,7 +142,7 @@ func (r *Recorder) Unit(_ context.Context, name string) (Unit, error) {
 	path := r.file(name)
 	if _, err := os.Lstat(r.Root.Join(path)); err == nil {
 		u.LoadState, u.FragmentPath, u.UnitFileState = "loaded", path, "disabled"
-		if r.enabled[name] {
+		if slices.Contains(r.Enabled(), name) {
 			u.UnitFileState = "enabled"
 		}
 	}
@@ -138,8 +166,17 @@ func (r *Recorder) Enable(_ context.Context, units []string) (bool, error) {
 	changed := false
 	for _, u := range units {
 		r.unit(u)
-		changed = changed || !r.enabled[u]
-		r.enabled[u] = true
+		for _, link := range r.wanted(u) {
+			at := r.Root.Join(filepath.Join(string(layout.SystemdUnits), link))
+			if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+				return changed, err
+			}
+			err := os.Symlink(r.file(u), at)
+			changed = changed || err == nil
+			if err != nil && !errors.Is(err, fs.ErrExist) {
+				return changed, err
+			}
+		}
 	}
 	return changed, nil
 }
@@ -154,8 +191,14 @@ func (r *Recorder) Disable(_ context.Context, units []string) (bool, error) {
 	changed, missing := false, false
 	for _, u := range units {
 		r.unit(u)
-		changed = changed || r.enabled[u]
-		delete(r.enabled, u)
+		for _, link := range r.Links() {
+			if filepath.Base(link) == u {
+				changed = true
+				if err := os.Remove(r.Root.Join(filepath.Join(string(layout.SystemdUnits), link))); err != nil {
+					return changed, err
+				}
+			}
+		}
 		_, err := os.Lstat(r.Root.Join(r.file(u)))
 		missing = missing || err != nil
 	}
@@ -241,13 +284,10 @@ func (r *Recorder) Tail(_ context.Context, u Unit) string { return "log of " + u
 func (r *Recorder) Clone(root layout.Root) *Recorder {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c := &Recorder{Root: root, lives: r.lives, units: map[string]*Unit{}, enabled: map[string]bool{}}
+	c := &Recorder{Root: root, lives: r.lives, units: map[string]*Unit{}}
 	for name, u := range r.units {
 		copied := *u
 		c.units[name] = &copied
-	}
-	for name, on := range r.enabled {
-		c.enabled[name] = on
 	}
 	return c
 }
@@ -257,9 +297,10 @@ func (r *Recorder) Clone(root layout.Root) *Recorder {
 func (r *Recorder) PowerCycle() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	enabled := r.Enabled()
 	for name, u := range r.units {
 		_, err := os.Lstat(r.Root.Join(r.file(name)))
-		if *u = (Unit{Name: name, ActiveState: "inactive", SubState: "dead", Result: "success"}); r.enabled[name] && err == nil {
+		if *u = (Unit{Name: name, ActiveState: "inactive", SubState: "dead", Result: "success"}); slices.Contains(enabled, name) && err == nil {
 			r.lives++
 			u.ActiveState, u.InvocationID = "active", fmt.Sprint("life-", r.lives)
 		}

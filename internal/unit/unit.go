@@ -33,6 +33,20 @@ func Parse(data []byte) ([]*unit.UnitOption, error) {
 	return unit.DeserializeOptions(bytes.NewReader(data))
 }
 
+// Install is the [Install] section of a unit file, as one text to compare:
+// what enabling the unit makes of it.
+func Install(data []byte) string {
+	opts, err := Parse(data)
+	if err != nil {
+		return ""
+	}
+	var lines []string
+	for _, o := range section(opts, "Install") {
+		lines = append(lines, o.Name+"="+o.Value)
+	}
+	return strings.Join(lines, "\n")
+}
+
 // Oneshot reports whether a service does one thing and ends.
 func Oneshot(opts []*unit.UnitOption) bool {
 	t := Options(opts, "Service", "Type")
