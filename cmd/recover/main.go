@@ -10,19 +10,17 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/peterbourgon/ff/v3/ffcli"
 
 	"sluice/internal/apply"
 	"sluice/internal/config"
-	"sluice/internal/contract"
 	"sluice/internal/durable"
-	"sluice/internal/layout"
 	"sluice/internal/outcome"
 	"sluice/internal/program"
 	"sluice/internal/record"
+	"sluice/internal/selftest"
 	"sluice/internal/systemd"
 )
 
@@ -31,12 +29,16 @@ func main() { program.Main(command()) }
 func command() *ffcli.Command {
 	set, common := flag.NewFlagSet("recover", flag.ContinueOnError), &program.Common{}
 	common.Flags(set)
+	check := set.Bool("check", false, "change nothing: try this build's programs on a scratch tree, and read the box's records")
 	boot := set.Bool("boot", false, "recover every component; stop, judge and wait for nothing")
-	return &ffcli.Command{Name: "recover", ShortHelp: "finish or undo a roll that was cut", ShortUsage: "recover -component NAME | recover -boot | recover heal", FlagSet: set, Subcommands: []*ffcli.Command{heal()},
+	return &ffcli.Command{Name: "recover", ShortHelp: "finish or undo a roll that was cut", ShortUsage: "recover -component NAME | recover -boot | recover -check | recover heal", FlagSet: set, Subcommands: []*ffcli.Command{heal()},
 		LongHelp: "Reads /opt/sluice/NAME/journal.json. Forward from phase gated, only to record from\nreverted, back from anywhere else; then the journal is removed. Without a journal there is nothing to do.",
 		Exec: func(ctx context.Context, args []string) error {
 			if err := program.NoOperands(args); err != nil {
 				return err
+			}
+			if *check {
+				return selftest.Run(ctx, common.Root(), program.Status)
 			}
 			if *boot == (common.Component != "") {
 				return outcome.Usage("say -component NAME or -boot, and only one of them")
@@ -81,15 +83,14 @@ func applier(state record.State, manager systemd.Manager) *apply.Applier {
 func each(common *program.Common, wanted func(record.State) bool, do func(*apply.Applier) error) error {
 	manager := systemd.Of(common.Root())
 	defer manager.Close()
-	entries, err := os.ReadDir(common.Root().Path(layout.Opt, ""))
+	names, err := record.Components(common.Root())
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, e := range entries {
-		name, err := contract.Parse[contract.Component](e.Name())
+	for _, name := range names {
 		state := record.State{Root: common.Root(), Disk: &durable.Disk{}, Name: name}
-		if err == nil && e.IsDir() && wanted(state) && (common.Component == "" || common.Component == e.Name()) {
+		if wanted(state) && (common.Component == "" || common.Component == string(name)) {
 			errs = append(errs, do(applier(state, manager)))
 		}
 	}

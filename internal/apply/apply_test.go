@@ -32,7 +32,8 @@ type testbox struct {
 	manager *systemd.Recorder
 	disk    *durable.Disk
 	promote int
-	ops     []string // durable operations on target paths and calls of the manager, in order
+	hand    contract.Manifest // what was on the box by hand, as its set has it
+	ops     []string          // durable operations on target paths and calls of the manager, in order
 }
 
 func newBox(t *testing.T) *testbox { return newBoxOf(t, "edge") }

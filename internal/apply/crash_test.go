@@ -18,6 +18,7 @@ import (
 	"sluice/internal/durable"
 	"sluice/internal/fault"
 	"sluice/internal/layout"
+	"sluice/internal/node"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/unit"
@@ -32,24 +33,39 @@ import (
 type scenario struct {
 	name      string
 	component contract.Component
-	prepare   func(*testbox) // leaves something staged
+	prepare   func(*testbox) // leaves something to do
 	bad       bool           // the new build does not pass its gate
+	old       string         // what runs if the transaction is not committed; "" is nothing, or what was there by hand
+	// heal says that heal begins the transaction, and again after a death.
+	heal bool
 	// How many points there are. Fewer means that something is not counted any
 	// more: see what, before you change this.
 	first, second int
 }
 
 var scenarios = []scenario{
-	{"first install", "edge", func(b *testbox) { b.stageFull("1") }, false, 163, 7739},
-	{"first install, bad", "edge", func(b *testbox) { b.stageFull("1") }, true, 247, 10419},
-	{"forward", "edge", func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, false, 188, 7975},
-	{"back", "edge", func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, true, 263, 11140},
-	{"self-update", "sluice", func(b *testbox) { b.stageSelf("1"); b.must(b.apply()); b.stageSelf("2") }, false, 102, 2227},
+	{name: "first install", component: "edge", prepare: func(b *testbox) { b.stageFull("1") }, first: 163, second: 7739},
+	{name: "first install, bad", component: "edge", prepare: func(b *testbox) { b.stageFull("1") }, bad: true, first: 247, second: 10419},
+	{name: "adopting", component: "edge", prepare: func(b *testbox) { b.byHand(); b.stageFull("1") }, first: 1, second: 1},
+	{name: "adopting, bad", component: "edge", prepare: func(b *testbox) { b.byHand(); b.stageFull("1") }, bad: true, first: 1, second: 1},
+	{name: "forward", component: "edge", prepare: func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, old: "1", first: 188, second: 7975},
+	{name: "back", component: "edge", prepare: func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, bad: true, old: "1", first: 263, second: 11140},
+	{name: "self-update", component: "sluice", prepare: func(b *testbox) { b.stageSelf("1"); b.must(b.apply()); b.stageSelf("2") }, old: "1", first: 102, second: 2227},
+	{name: "self-update, put back", component: "sluice", prepare: func(b *testbox) { b.onTrial(trialLimit + time.Second) }, bad: true, old: "1", heal: true, first: 1, second: 1},
+}
+
+// act is the transaction of a scenario.
+func (s scenario) act(b *testbox) error {
+	if !s.heal {
+		return b.apply()
+	}
+	a := b.applier()
+	return errors.Join(a.Heal(context.Background()), a.Recover(context.Background(), false)) // which heal queues
 }
 
 // stageSelf stages a pipeline, whose own units change after the gate only.
-func (b *testbox) stageSelf(version string) {
-	b.stage(version, map[string]string{
+func (b *testbox) stageSelf(version string) contract.Tuple {
+	return b.stage(version, map[string]string{
 		"units/sluice-apply@.service": "[Service]\nType=oneshot\nExecStart=/x\n# " + version,
 		"units/sluice-fetch.service":  "[Service]\nExecStart=/x\n[Install]\nWantedBy=multi-user.target\n",
 	}, func(m *contract.Manifest) {
@@ -60,7 +76,7 @@ func (b *testbox) stageSelf(version string) {
 // fork is a box in the same state, in another folder.
 func (b *testbox) fork(dir string, points *fault.Points, bad bool) *testbox {
 	b.t.Helper()
-	c := &testbox{t: b.t, root: layout.Root(dir), promote: b.promote, disk: &durable.Disk{Fault: points}}
+	c := &testbox{t: b.t, root: layout.Root(dir), promote: b.promote, hand: b.hand, disk: &durable.Disk{Fault: points}}
 	b.must(os.CopyFS(dir, links{os.DirFS(string(b.root)), string(b.root)}))
 	c.manager = b.manager.Clone(c.root)
 	c.manager.Fault = points
@@ -159,13 +175,18 @@ func (b *testbox) oneBuild() (string, error) {
 	if err != nil || string(applied.Version) != version {
 		return "", fmt.Errorf("applied.json says %q, current %q, %v", applied.Version, version, err)
 	}
-	var m contract.Manifest
+	m := b.hand
 	if version != "" {
 		if m, _, err = record.Manifest(b.state.Set(contract.Version(version))); err != nil {
 			return "", err
 		}
 	}
 	want := map[string]contract.File{}
+	for _, f := range b.hand.Files { // also when a build has taken over: a program stays
+		if at, ok := strings.CutPrefix(f.Path, contract.AdoptedFolder); ok && !node.Holds(b.root.Join("/"+at), f) {
+			return "", fmt.Errorf("/%s is not what it was", at)
+		}
+	}
 	for _, f := range m.Files {
 		for folder, place := range map[string]layout.Place{"units/": layout.SystemdUnits, "sysusers.d/": layout.Sysusers, "tmpfiles.d/": layout.Tmpfiles} {
 			if name, ok := strings.CutPrefix(f.Path, folder); ok {
@@ -195,7 +216,7 @@ func (b *testbox) oneBuild() (string, error) {
 	}
 	var links []string
 	for _, u := range m.Units.Enable {
-		_, by, _ := strings.Cut(unit.Install(must(os.ReadFile(filepath.Join(b.state.Set(m.Version), "units", u)))), "WantedBy=")
+		_, by, _ := strings.Cut(unit.Install(must(os.ReadFile(b.root.Join(filepath.Join(string(layout.SystemdUnits), u))))), "WantedBy=")
 		links = append(links, by+".wants/"+u)
 	}
 	slices.Sort(links)
@@ -206,7 +227,10 @@ func (b *testbox) oneBuild() (string, error) {
 	if got := b.manager.Enabled(); !slices.Equal(got, enabled) {
 		return "", fmt.Errorf("enabled %v, %q wants %v", got, version, enabled)
 	}
-	if got := b.manager.Active(); !slices.Equal(got, enabled) {
+	got := slices.DeleteFunc(b.manager.Active(), func(u string) bool { // one is stopped by heal, the other was only queued
+		return u == trialTimer || strings.HasPrefix(u, "sluice-recover@")
+	})
+	if !slices.Equal(got, enabled) {
 		return "", fmt.Errorf("active %v, %q wants %v", got, version, enabled)
 	}
 	return version, nil
@@ -255,12 +279,16 @@ func (b *testbox) committed(target string) bool {
 
 // revive goes on after a death: the manager lives on after a kill, and boots
 // anew after a power cut.
-func (b *testbox) revive(boot bool) error {
+func (b *testbox) revive(s scenario, boot bool) error {
 	if boot {
 		b.manager.PowerCycle()
 	}
 	a := &Applier{State: b.state, Manager: b.manager, Log: slog.New(slog.DiscardHandler), Status: func(string, ...any) {}, Now: time.Now}
-	return a.Recover(context.Background(), boot)
+	err := a.Recover(context.Background(), boot)
+	if s.heal && err == nil { // later, it runs by itself
+		err = s.act(b)
+	}
+	return err
 }
 
 func TestCrash(t *testing.T) {
@@ -315,10 +343,7 @@ func (c *crashes) judge(err error, format string, args ...any) {
 }
 
 func (c *crashes) run(base *testbox) {
-	old, target := "", base.candidate()
-	if a, ok, _ := record.Load[contract.Applied](base.state, layout.Applied); ok {
-		old = string(a.Version)
-	}
+	old, target := c.s.old, base.candidate()
 	for n := 1; ; n++ {
 		where := ""
 		points := &fault.Points{At: n, Seen: func(i int, op, object string) {
@@ -327,19 +352,19 @@ func (c *crashes) run(base *testbox) {
 			}
 		}}
 		dead, gone := c.fork(base, points, c.s.bad)
-		_ = dead.apply()
+		_ = c.s.act(dead)
 		if points.Count() < n {
 			c.judge(dead.after(old, target, !c.s.bad), "without a death")
 			gone()
 			return
 		}
 		c.first++
-		committed := dead.committed(target)
+		committed := !c.s.heal && dead.committed(target)
 		c.judge(dead.instant(), "died at %d, %s", n, where)
 		picture := fmt.Sprintf("%x", dead.picture())
 		for _, boot := range []bool{false, true} {
 			revived, gone := c.fork(dead, nil, false)
-			err := revived.revive(boot)
+			err := revived.revive(c.s, boot)
 			if err == nil {
 				err = revived.after(old, target, committed)
 			}
@@ -366,7 +391,7 @@ func (c *crashes) again(dead *testbox, old, target string, committed, boot bool,
 			}
 		}}
 		second, gone := c.fork(dead, points, false)
-		_ = second.revive(boot)
+		_ = second.revive(c.s, boot)
 		if points.Count() < m {
 			gone()
 			return
@@ -374,7 +399,7 @@ func (c *crashes) again(dead *testbox, old, target string, committed, boot bool,
 		c.second++
 		c.judge(second.instant(), "%s; again at %d, %s; boot %v", first, m, where, boot)
 		revived, gone2 := c.fork(second, nil, false)
-		err := revived.revive(boot)
+		err := revived.revive(c.s, boot)
 		if err == nil {
 			err = revived.after(old, target, committed)
 		}

@@ -43,8 +43,8 @@ func (r *roll) refuseForeign(ctx context.Context) error {
 			}
 			continue
 		}
-		if _, err := os.Lstat(r.State.Root.Join(target)); !errors.Is(err, fs.ErrNotExist) {
-			return outcome.Refuse(outcome.ForeignFile, "%q exists, and no build of %s put it there: move it away, then change %q so that it is tried again", target, r.State.Name, r.State.Path(layout.ComponentConf))
+		if _, err := os.Lstat(r.State.Root.Join(target)); !errors.Is(err, fs.ErrNotExist) && !r.adopts(target) {
+			return outcome.Refuse(outcome.ForeignFile, "%q exists, and no build of %s put it there: move it away, or let the first roll take it over with SLUICE_ADOPT, in %q", target, r.State.Name, r.State.Path(layout.ComponentConf))
 		}
 		if name, isUnit := strings.CutPrefix(target, string(layout.SystemdUnits)+"/"); isUnit {
 			if err := r.refuseUnit(ctx, name); err != nil {
@@ -57,7 +57,7 @@ func (r *roll) refuseForeign(ctx context.Context) error {
 
 func (r *roll) refuseUnit(ctx context.Context, name string) error {
 	for _, dir := range elsewhere {
-		if at := path.Join(dir, name); exists(r.State.Root.Join(at)) {
+		if at := path.Join(dir, name); exists(r.State.Root.Join(at)) && !r.adopts(at) {
 			return outcome.Refuse(outcome.ForeignFile, "unit %q is there already, as %q", name, at)
 		}
 	}
@@ -68,7 +68,7 @@ func (r *roll) refuseUnit(ctx context.Context, name string) error {
 	if err != nil {
 		return outcome.Defer(outcome.IO, "%w", err)
 	}
-	if u.LoadState != "not-found" && u.FragmentPath != "" && u.FragmentPath != path.Join(string(layout.SystemdUnits), name) {
+	if u.LoadState != "not-found" && u.FragmentPath != "" && u.FragmentPath != path.Join(string(layout.SystemdUnits), name) && !r.adopts(u.FragmentPath) {
 		return outcome.Refuse(outcome.ForeignFile, "unit %q is loaded already, from %q", name, u.FragmentPath)
 	}
 	return nil
@@ -82,14 +82,13 @@ func exists(path string) bool {
 // claims returns the target paths that the good set, or the open roll, of
 // another component accounts for.
 func (r *roll) claims() (map[string]contract.Component, error) {
-	entries, err := os.ReadDir(r.State.Root.Path(layout.Opt, ""))
+	names, err := record.Components(r.State.Root)
 	if err != nil {
 		return nil, err
 	}
 	out := map[string]contract.Component{}
-	for _, e := range entries {
-		name, err := contract.Parse[contract.Component](e.Name())
-		if err != nil || name == r.State.Name || !e.IsDir() {
+	for _, name := range names {
+		if name == r.State.Name {
 			continue
 		}
 		other := record.State{Root: r.State.Root, Disk: r.State.Disk, Name: name}

@@ -58,6 +58,9 @@ func (r *roll) gate(ctx context.Context, b, other node.Build, jobs map[string]st
 	}
 	r.host.release()
 	err := r.judge(ctx, b, other, jobs)
+	if err == nil && r.journal.Phase == Gating {
+		err = r.selfTest(ctx)
+	}
 	return errors.Join(err, r.host.take(context.WithoutCancel(ctx)))
 }
 
@@ -221,7 +224,7 @@ func (j *judge) unit(ctx context.Context, u systemd.Unit) error {
 	if u.NeedReload {
 		return fatal{fmt.Errorf("%s: its unit file changed after the manager read it", u.Name)}
 	}
-	if want := path.Join(string(layout.SystemdUnits), contract.UnitFile(u.Name)); u.FragmentPath != want {
+	if want := path.Join(string(layout.SystemdUnits), contract.UnitFile(u.Name)); u.FragmentPath != want && j.build.Manifest.Ships(u.Name) {
 		return fatal{fmt.Errorf("%s runs from %q, not from %q", u.Name, u.FragmentPath, want)}
 	}
 	return j.executable(u)

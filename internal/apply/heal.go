@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 
+	"sluice/internal/config"
 	"sluice/internal/contract"
 	"sluice/internal/durable"
+	"sluice/internal/graph"
 	"sluice/internal/layout"
 	"sluice/internal/node"
 	"sluice/internal/record"
@@ -18,8 +20,9 @@ import (
 
 // Heal puts right what nothing else would: path units that the manager gave
 // up on, leftovers of killed runs, a roll that was cut by hand and that no
-// OnFailure= recovers. It restarts no service of a component. It waits for no
-// lock: who holds one is at work.
+// OnFailure= recovers, a self-update that does not prove itself. What the good
+// build made is only looked at, and told of in drift.json. It restarts no
+// service of a component. It waits for no lock: who holds one is at work.
 func (a *Applier) Heal(ctx context.Context) error {
 	busy, cancel := context.WithCancel(ctx)
 	cancel()
@@ -31,9 +34,12 @@ func (a *Applier) Heal(ctx context.Context) error {
 		return err
 	}
 	errs := []error{a.rearm(ctx)}
+	if a.State.Name == layout.Pipeline && !a.State.Open() {
+		errs = append(errs, a.tryOn(ctx))
+	}
 	open := a.State.Open()
 	if !open {
-		errs = append(errs, a.tidy())
+		errs = append(errs, a.tidy(), a.look(ctx))
 	}
 	lock.Release()
 	if open {
@@ -67,7 +73,56 @@ func (a *Applier) rearm(ctx context.Context) error {
 		job, err := a.Manager.Start(ctx, path)
 		errs = append(errs, systemd.Done("starting", path, job, err))
 	}
+	if a.State.Name == layout.Pipeline {
+		u, err := a.Manager.Unit(ctx, bootService)
+		if err == nil && u.LoadState == "loaded" && u.UnitFileState != "enabled" {
+			a.Log.Warn("recovery at boot is not enabled: enabling it", "unit", bootService, "state", u.UnitFileState)
+			_, err = a.Manager.Enable(ctx, []string{bootService})
+		}
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
+}
+
+// look compares the box with what the good build made of it, and tells of the
+// difference. The link good follows applied.json.
+func (a *Applier) look(ctx context.Context) error {
+	applied, ok, err := record.LoadOrQuarantine[contract.Applied](a.State, layout.Applied, a.report)
+	if err != nil || !ok {
+		return err
+	}
+	set := a.State.Set(applied.Version)
+	m, damage := record.CheckSet(set, applied.ManifestSHA256)
+	if damage != nil {
+		a.report(fmt.Errorf("the good set is damaged, it is fetched again when %s is what the channel shows: %w", applied.Version, damage))
+	}
+	var refs []contract.DriftRef
+	if m.Component == a.State.Name { // it could be read
+		if err := a.State.Disk.Symlink(filepath.Join("sets", string(applied.Version)), a.State.Path(layout.Good)); err != nil {
+			return err
+		}
+		names, err := config.Components(a.State.Root)
+		if err != nil {
+			return err
+		}
+		dag := node.Maker{State: a.State, Manager: a.Manager, Components: names, Passed: true}.Ledger(node.Build{Manifest: m, Set: set}, node.Build{}).Fold()
+		for _, ref := range dag.Order() {
+			n, _ := dag.Node(ref)
+			if n.Check == nil {
+				continue
+			}
+			switch c := n.Check(ctx); c.Answer {
+			case graph.Failed:
+				refs = append(refs, contract.DriftRef{Ref: string(ref), State: record.Drifted, Text: contract.Clip(c.Text)})
+			case graph.Unknown:
+				refs = append(refs, contract.DriftRef{Ref: string(ref), State: record.Unknown, Text: contract.Clip(c.Text)})
+			}
+		}
+	}
+	for _, r := range refs {
+		a.Log.Warn("not as the good build made it", "component", a.State.Name, "ref", r.Ref, "state", r.State, "text", r.Text)
+	}
+	return a.State.NoteDrift(applied.Version, damage, refs, contract.At(a.Now()))
 }
 
 // tidy removes what killed runs left among root's files of the component. The
@@ -86,15 +141,12 @@ func (a *Applier) tidy() error {
 	}
 	// Cut before its journal was open, a roll leaves what it kept for going back.
 	errs = append(errs, a.State.Disk.Remove(a.State.Path(layout.Reserve)))
-	if applied, ok, err := record.Load[contract.Applied](a.State, layout.Applied); ok && err == nil {
-		_, damage := record.CheckSet(a.State.Set(applied.Version), applied.ManifestSHA256)
-		errs = append(errs, a.State.NoteDamage(applied.Version, damage, contract.At(a.Now())))
-		if damage != nil {
-			a.report(fmt.Errorf("the good set is damaged, it is fetched again when %s is what the channel shows: %w", applied.Version, damage))
-		}
-		if m, _, err := record.Manifest(a.State.Set(applied.Version)); err == nil {
-			errs = append(errs, node.Maker{State: a.State}.DropWayBack(node.Build{Manifest: m}))
-		}
+	back := contract.BeforeSluice // a first roll's way
+	if applied := record.Optional[contract.Applied](a.State, layout.Applied); applied != nil {
+		back = applied.Version
+	}
+	if m, _, err := record.Manifest(a.State.Set(back)); err == nil {
+		errs = append(errs, node.Maker{State: a.State}.DropWayBack(node.Build{Manifest: m}))
 	}
 	sets, err := os.ReadDir(a.State.Path(layout.Sets))
 	if err != nil {

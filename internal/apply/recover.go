@@ -112,6 +112,11 @@ func (r *roll) unknown() (contract.Journal, error) {
 	if err != nil {
 		return contract.Journal{}, err
 	}
+	if good == nil { // the first roll: what it took over from, if anything
+		if m, digest, err := record.Manifest(r.State.Set(contract.BeforeSluice)); err == nil {
+			good = &contract.Build{Tuple: contract.Tuple{Channel: r.conf.Channel, Version: m.Version}, ManifestSHA256: digest}
+		}
+	}
 	staged, _, err := record.Load[contract.Staged](r.State, layout.StagedRecord)
 	if err != nil {
 		r.report(err)
@@ -143,5 +148,5 @@ func (r *roll) finishForward(ctx context.Context) error {
 	if ctx.Err() != nil || errors.Is(err, fault.ErrDead) {
 		return errors.Join(ctx.Err(), err)
 	}
-	return r.recordApplied(armReason(err))
+	return r.recordApplied(ctx, armReason(err))
 }

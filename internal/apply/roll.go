@@ -52,6 +52,9 @@ func (a *Applier) roll(ctx context.Context, _ *durable.Lock, b contract.Build) e
 	if err := r.refuseForeign(ctx); err != nil {
 		return a.ends(b, err, r.started)
 	}
+	if err := r.adopt(ctx); err != nil {
+		return a.ends(b, err, r.started)
+	}
 	if err := r.keepWayBack(); err != nil {
 		return a.ends(b, outcome.Defer(wordOf(err, outcome.IO), "%w", errors.Join(err, r.dropWayBack())), r.started)
 	}
@@ -62,7 +65,7 @@ func (a *Applier) roll(ctx context.Context, _ *durable.Lock, b contract.Build) e
 	if err != nil {
 		return r.back(ctx, err)
 	}
-	return r.recordApplied(reason)
+	return r.recordApplied(ctx, reason)
 }
 
 // prepare proves what can be proved before anything is touched.
@@ -110,9 +113,7 @@ func (r *roll) dropWayBack() error {
 
 // open writes the journal: from here on there is something to finish or undo.
 func (r *roll) open(ctx context.Context, b contract.Build) error {
-	id := make([]byte, 8)
-	_, _ = rand.Read(id) // never fails (crypto/rand)
-	r.journal = contract.Journal{Schema: contract.One, ID: hex.EncodeToString(id), Component: r.State.Name, Target: b, Good: r.journal.Good,
+	r.journal = contract.Journal{Schema: contract.One, ID: newID(), Component: r.State.Name, Target: b, Good: r.journal.Good,
 		WasActive: []string{}, StartedAt: contract.At(r.Now()), BootID: bootID()}
 	for _, u := range r.good.Manifest.UnitFiles() {
 		if got, err := r.Manager.Unit(ctx, u); err == nil && !strings.Contains(u, "@.") && got.Active() {
@@ -120,6 +121,13 @@ func (r *roll) open(ctx context.Context, b contract.Build) error {
 		}
 	}
 	return r.enter(Opening)
+}
+
+// newID names a transaction.
+func newID() string {
+	id := make([]byte, 8)
+	_, _ = rand.Read(id) // never fails (crypto/rand)
+	return hex.EncodeToString(id)
 }
 
 func bootID() string {
@@ -219,9 +227,13 @@ func wordOf(err error, otherwise outcome.Word) outcome.Word {
 // recordApplied is the order that makes a build good (I1): the authority, the
 // link that follows it, what is told, what is in nobody's way any more, and the
 // journal last.
-func (r *roll) recordApplied(reason string) error {
+func (r *roll) recordApplied(ctx context.Context, reason string) error {
 	b := r.journal.Target
 	if err := r.maker().Settle(); err != nil {
+		return err
+	}
+	// Before good moves: from then on root's programs are the new ones.
+	if err := r.beginTrial(ctx); err != nil {
 		return err
 	}
 	if err := r.State.Save(layout.Applied, contract.Applied{Schema: contract.One, Build: b, At: contract.At(r.Now())}); err != nil {
@@ -258,6 +270,14 @@ func (r *roll) close(now contract.Build) error {
 	}
 	if staged, ok, err := record.Load[contract.Staged](r.State, layout.StagedRecord); ok && err == nil {
 		keep = append(keep, staged.Version)
+	}
+	trial := record.Optional[contract.Trial](r.State, layout.Trial)
+	if trial != nil && trial.Version == r.journal.Target.Version && trial.Version != now.Version { // it did not prove itself
+		if err := r.State.EndTrial(); err != nil {
+			return err
+		}
+	} else if trial != nil {
+		keep = append(keep, trial.Prior)
 	}
 	if err := r.State.Prune(keep...); err != nil {
 		r.Log.Warn(fmt.Sprintf("pruning sets: %s, ignoring", err), "component", r.State.Name)
@@ -321,6 +341,9 @@ func (r *roll) revert(ctx context.Context) error {
 	if err := k.Settle(); err != nil {
 		return fmt.Errorf("going back from %s: %w: the journal stays", r.journal.Target.Version, err)
 	}
+	if err := r.goodIsApplied(); err != nil {
+		return err
+	}
 	if gateErr != nil {
 		r.journal.Reason = contract.Clip(fmt.Sprintf("%s; and the good build does not pass its gate either: %s", r.journal.Reason, gateErr))
 		if err := r.conclude(outcome.RollbackFailed, r.journal.Reason, -1); err != nil {
@@ -332,6 +355,21 @@ func (r *roll) revert(ctx context.Context) error {
 		return err
 	}
 	return r.recordRolledBack()
+}
+
+// goodIsApplied makes the records say what the journal says is good. They do
+// already, but for a self-update that did not prove itself in use.
+func (r *roll) goodIsApplied() error {
+	if r.journal.Good == nil || r.journal.Good.Version == contract.BeforeSluice {
+		return nil // nothing was ever good here
+	}
+	b := *r.journal.Good
+	if a := record.Optional[contract.Applied](r.State, layout.Applied); a == nil || !a.Same(b) {
+		if err := r.State.Save(layout.Applied, contract.Applied{Schema: contract.One, Build: b, At: contract.At(r.Now())}); err != nil {
+			return err
+		}
+	}
+	return r.State.Disk.Symlink(filepath.Join("sets", string(b.Version)), r.State.Path(layout.Good))
 }
 
 // old is the build that runs after going back; the zero value for none.

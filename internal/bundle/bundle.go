@@ -250,7 +250,10 @@ func unpack(disk *durable.Disk, t *tar.Reader, dir string, wantManifest contract
 	if wantManifest != "" && record.Sum(data) != wantManifest {
 		return m, fmt.Errorf("%w: its manifest is not the one that was signed", ErrBad)
 	}
-	if m, err = contract.Spoken.DecodeManifest(data); err != nil {
+	if m, err = contract.Spoken.DecodeManifest(data); err == nil && m.Version.Reserved() {
+		err = fmt.Errorf("%q is a reserved version", m.Version)
+	}
+	if err != nil {
 		return m, fmt.Errorf("%w: %w", ErrBad, err)
 	}
 	if err := disk.WriteFile(filepath.Join(dir, contract.ManifestName), data, treeFile); err != nil {

@@ -34,6 +34,7 @@ const (
 	DefaultPoll = 2 * time.Second
 	MinPoll     = 100 * time.Millisecond
 	maxConf     = 64 << 10 // bytes of a configuration file
+	MaxAdopt    = 64       // paths that a first roll may take over
 )
 
 // A Box is box.conf.
@@ -108,7 +109,10 @@ func Complete(set *flag.FlagSet, root layout.Root) error {
 // A Component is <component>.conf.
 type Component struct {
 	Channel contract.Channel
-	Digest  contract.Digest // of the file: what a foreign-file refusal waits for to change
+	// Adopt are absolute paths that the first roll may take over: units and
+	// files that were put on the box by hand.
+	Adopt  []string
+	Digest contract.Digest // of the file: what a foreign-file refusal waits for to change
 }
 
 // LoadComponent reads the configuration of one component. A box that does not
@@ -122,9 +126,10 @@ func LoadComponent(root layout.Root, name contract.Component) (Component, error)
 	if err != nil {
 		return Component{}, err
 	}
-	var channel string
+	var channel, adopt string
 	set := flag.NewFlagSet(filepath.Base(path), flag.ContinueOnError)
 	set.StringVar(&channel, "channel", "", "")
+	set.StringVar(&adopt, "adopt", "", "")
 	if err := parse(set, path, data); err != nil {
 		return Component{}, err
 	}
@@ -132,6 +137,15 @@ func LoadComponent(root layout.Root, name contract.Component) (Component, error)
 	c := Component{Digest: contract.Digest(hex.EncodeToString(sum[:]))}
 	if c.Channel, err = contract.Parse[contract.Channel](channel); err != nil {
 		return c, outcome.Config("%q: SLUICE_CHANNEL: %w", path, err)
+	}
+	c.Adopt = strings.Fields(adopt)
+	if len(c.Adopt) > MaxAdopt {
+		return c, outcome.Config("%q: SLUICE_ADOPT: it has %d paths, the most is %d", path, len(c.Adopt), MaxAdopt)
+	}
+	for _, p := range c.Adopt {
+		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
+			return c, outcome.Config("%q: SLUICE_ADOPT: %q must be an absolute path, without %q or a slash at its end", path, p, "..")
+		}
 	}
 	return c, nil
 }

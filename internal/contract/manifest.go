@@ -31,6 +31,9 @@ const (
 	UnitsFolder    = "units/"
 	SysusersFolder = "sysusers.d/"
 	TmpfilesFolder = "tmpfiles.d/"
+	// Only in a set before-sluice, which a box makes for itself: what stands
+	// below is a copy of the file at that absolute path.
+	AdoptedFolder = "adopted/"
 )
 
 // Default windows of a gate.
@@ -444,5 +447,11 @@ func (s Speaks) DecodeRecipe(data []byte, here Platform) (Manifest, error) {
 			members[name] = encode(value)
 		}
 	}
-	return m, s.decode(ManifestLadder, "schema", encode(members), MaxManifest, &m)
+	if err := s.decode(ManifestLadder, "schema", encode(members), MaxManifest, &m); err != nil {
+		return m, err
+	}
+	if m.Version.Reserved() {
+		return m, fmt.Errorf("%q is a reserved version: call the release something else", m.Version)
+	}
+	return m, nil
 }

@@ -46,6 +46,13 @@ var reserved = map[string]bool{
 	"version": true, "identity": true,
 }
 
+// BeforeSluice is the version of the set that holds what was on a box before its
+// first roll of a component: nobody can release it.
+const BeforeSluice Version = "before-sluice"
+
+// Reserved reports whether no release may bear this version.
+func (v Version) Reserved() bool { return strings.EqualFold(string(v), string(BeforeSluice)) }
+
 func parse[T ~string](dst *T, what, form, s string, ok bool) error {
 	if !ok {
 		return fmt.Errorf("%q is no %s: it must be %s", clip(s), what, form)
@@ -79,7 +86,7 @@ func (c *Channel) UnmarshalText(b []byte) error {
 // UnmarshalText parses a version.
 func (v *Version) UnmarshalText(b []byte) error {
 	return parse(v, "version", "a letter or digit first, then up to 63 of letters, digits and . _ -", string(b),
-		versionForm.Match(b) && string(b) != "before-sluice")
+		versionForm.Match(b))
 }
 
 // UnmarshalText parses a platform.

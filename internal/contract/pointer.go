@@ -147,6 +147,9 @@ func (p Pointer) check() error {
 		return fmt.Errorf("reading a pointer: its spread is over %s", time.Duration(MaxSpread))
 	}
 	for _, r := range append([]Release{p.Payload.Current}, p.Payload.History...) {
+		if r.Version.Reserved() {
+			return fmt.Errorf("reading a pointer: %q is a reserved version", r.Version)
+		}
 		for platform, a := range r.Artifacts {
 			if err := a.check(p.Component, r.Version); err != nil {
 				return fmt.Errorf("reading a pointer: %s for %s: %w", r.Version, platform, err)

@@ -243,6 +243,16 @@ func (r Result) Terminal(config Digest) bool {
 	return outcome.Terminal(r.Outcome, r.Word(), r.Attempt)
 }
 
+// A Trial is a self-update of the pipeline that has yet to prove itself in use:
+// it ends when the new pipeline has brought a request to its end.
+type Trial struct {
+	Schema     Step    `json:"schema"`
+	Version    Version `json:"version"`     // on trial
+	Prior      Version `json:"prior"`       // the last that proved itself: what is put back
+	PromotedAt Time    `json:"promoted_at"` // of the promote that is on trial
+	UptimeS    int64   `json:"uptime_s"`    // seconds that the box has been up since, as heal counts them
+}
+
 // A Drift says what of a component is not as it was made. A damaged good set is
 // fetched again.
 type Drift struct {
@@ -290,12 +300,22 @@ func (Versions) record() {}
 func (Journal) record()  {}
 func (Result) record()   {}
 func (Drift) record()    {}
+func (Trial) record()    {}
 func (Verdict) record()  {}
 func (Pending) record()  {}
 
 // DecodeRecord reads a record into v, a pointer to one.
 func (s Speaks) DecodeRecord(data []byte, v any) error {
 	return s.decode(RecordsLadder, "schema", data, MaxRecord, v)
+}
+
+// CheckRecord is the version check of a record that may not decode at all; what
+// tells no version is not this check's affair.
+func (s Speaks) CheckRecord(data []byte) error {
+	if found, ok := probe(data, "schema"); ok {
+		return s.Check(RecordsLadder, found)
+	}
+	return nil
 }
 
 // EncodeRecord writes a record.
@@ -322,6 +342,7 @@ type ComponentStatus struct {
 	Result     *Result       `json:"result,omitzero"`
 	Downloaded int64         `json:"downloaded"` // bytes, for the last promote
 	Journal    *JournalBrief `json:"journal,omitzero"`
+	Trial      *Trial        `json:"trial,omitzero"` // component sluice, while a self-update is on trial
 	Front      *Verdict      `json:"front,omitzero"` // said by the unprivileged side
 }
 

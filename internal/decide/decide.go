@@ -33,6 +33,7 @@ type In struct {
 	Journal  *contract.Journal
 	Config   contract.Digest // of the component's .conf
 	Damaged  bool            // the good set is, on the disk
+	Trial    *contract.Trial // of the pipeline's own last update
 }
 
 // Pointer decides what a pointer means, and says why in a few words.
@@ -59,6 +60,9 @@ func Pointer(in In) (Action, string) {
 	case in.Applied != nil && in.Applied.Same(target):
 		if p.PromotedAt.After(watermark.Time) {
 			return Noop, "runs already; the watermark is to move"
+		}
+		if in.Trial != nil && in.Trial.Version == target.Version {
+			return Noop, "runs already, and is to prove that it can bring a request to its end"
 		}
 		return Nothing, "runs already"
 	}

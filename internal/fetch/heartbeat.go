@@ -94,6 +94,7 @@ func ComponentStatus(state record.State) contract.ComponentStatus {
 	if j := record.Optional[contract.Journal](state, layout.Journal); j != nil {
 		s.Journal = &contract.JournalBrief{Phase: j.Phase, Node: j.Node, Tries: j.Tries}
 	}
+	s.Trial = record.Optional[contract.Trial](state, layout.Trial)
 	s.Front = record.Optional[contract.Verdict](state, layout.Verdict)
 	return s
 }

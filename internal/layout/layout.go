@@ -43,10 +43,12 @@ const (
 	Versions     Place = "/opt/sluice/{component}/versions.json"
 	Journal      Place = "/opt/sluice/{component}/journal.json"
 	Drift        Place = "/opt/sluice/{component}/drift.json"
+	Trial        Place = "/opt/sluice/{component}/trial.json"
 	Trust        Place = "/opt/sluice/{component}/trust"
 	Sets         Place = "/opt/sluice/{component}/sets"
 	Current      Place = "/opt/sluice/{component}/current"
 	Good         Place = "/opt/sluice/{component}/good"
+	Prior        Place = "/opt/sluice/{component}/prior"
 	StagedMark   Place = "/opt/sluice/{component}/mark"
 	Staged       Place = "/opt/sluice/{component}/mark/staged"
 	Reserve      Place = "/opt/sluice/{component}/reserve"
@@ -134,6 +136,8 @@ var Table = []Row{
 	{Sets, Folder, 0o755, UserRoot, UserRoot, "stage, enroll", "all", "<version>: immutable once named; .<version>.partial while it is copied"},
 	{Current, Link, 0, UserRoot, UserRoot, "apply, recover", "units", "the set that units run from"},
 	{Good, Link, 0, UserRoot, UserRoot, "apply, recover", "units of root", "the last set that passed a gate here"},
+	{Trial, File, 0o644, UserRoot, UserRoot, "apply, heal, stage", "all", "component sluice: a self-update that has yet to prove itself in use; there only until then"},
+	{Prior, Link, 0, UserRoot, UserRoot, "apply, recover, stage", "sluice-heal.service", "component sluice, with trial.json: the last set that proved itself, which heal runs from and goes back to"},
 	{StagedMark, Folder, 0o700, UserRoot, UserRoot, "stage", "apply", "holds the marker"},
 	{Staged, Marker, 0, UserRoot, UserRoot, "stage", "sluice-apply@.path", "something to apply"},
 

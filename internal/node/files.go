@@ -29,6 +29,15 @@ func Target(file string) string {
 	return ""
 }
 
+// target is Target, and, for what was on the box before its first roll, where
+// that was.
+func (b Build) target(file string) string {
+	if at, ok := strings.CutPrefix(file, contract.AdoptedFolder); ok && b.Manifest.Version == contract.BeforeSluice {
+		return "/" + at
+	}
+	return Target(file)
+}
+
 // late reports whether a unit file changes only after the commit: an old recover
 // is never started by a new unit (I2).
 func late(c contract.Component, file string) bool {
@@ -65,7 +74,7 @@ func (e *expansion) files(afterGate bool) {
 	var nodes []graph.Node
 	reload := false
 	for _, f := range e.b.Manifest.Files {
-		if target := Target(f.Path); target != "" && late(e.State.Name, f.Path) == afterGate {
+		if target := e.b.target(f.Path); target != "" && late(e.State.Name, f.Path) == afterGate {
 			nodes = append(nodes, e.file(f, target))
 			reload = reload || afterGate && (e.other.None() || differs(f.Path, e.b.Manifest, e.other.Manifest))
 		}
@@ -79,6 +88,9 @@ func (e *expansion) files(afterGate bool) {
 func (e *expansion) file(f contract.File, target string) graph.Node {
 	from, to := filepath.Join(e.b.Set, filepath.FromSlash(f.Path)), e.State.Root.Join(target)
 	name := path.Base(target)
+	// What is none of our places is never taken away: a program that was put
+	// on the box by hand stays where it is when a build takes over from it.
+	keep := Target(f.Path) == ""
 	isUnit := strings.HasPrefix(target, string(layout.SystemdUnits)+"/")
 	return graph.Node{
 		Ref: graph.Ref("file:" + target), Help: "a file of the build, at its place", Content: string(f.SHA256),
@@ -102,6 +114,9 @@ func (e *expansion) file(f contract.File, target string) graph.Node {
 			return e.State.Disk.WriteFile(to, data, fs.FileMode(f.Mode))
 		},
 		Down: func(ctx context.Context) error {
+			if keep {
+				return nil
+			}
 			if isUnit && !e.Boot && !strings.Contains(name, "@.") {
 				if err := e.stop(ctx, name); err != nil {
 					return err

@@ -124,7 +124,9 @@ func (k Maker) Expand(b, other Build, live bool) graph.Contribution {
 	e := expansion{Maker: k, b: b, other: other, c: &c}
 	if !b.None() {
 		e.quiet()
-		e.add(k.link(b))
+		if b.Manifest.Version != contract.BeforeSluice { // nothing ran from a set then
+			e.add(k.link(b))
+		}
 		e.files(false)
 		if !k.Passed {
 			e.accounts()

@@ -176,9 +176,10 @@ func (e *expansion) enabled() {
 // relink returns the units that two builds enable by other links.
 func (k Maker) relink(live, retiring Build) []string {
 	var out []string
+	before := k.Enable(retiring.Manifest)
 	for _, u := range k.Enable(live.Manifest) {
 		file := contract.UnitsFolder + contract.UnitFile(u)
-		if _, had := retiring.Manifest.File(file); had && differs(file, live.Manifest, retiring.Manifest) && live.install(file) != retiring.install(file) {
+		if slices.Contains(before, u) && differs(file, live.Manifest, retiring.Manifest) && live.install(file) != retiring.install(file) {
 			out = append(out, u)
 		}
 	}

@@ -90,11 +90,57 @@ func Optional[T contract.Record](s State, p layout.Place) *T {
 	return &v
 }
 
+// Records are root's records of a component, but for the trust documents.
+var Records = []layout.Place{layout.Seen, layout.Applied, layout.Result, layout.StagedRecord, layout.Versions, layout.Journal, layout.Drift, layout.Trial}
+
+// Components returns the components that root has state of, on this box.
+func Components(root layout.Root) ([]contract.Component, error) {
+	entries, err := os.ReadDir(root.Path(layout.Opt, ""))
+	if err != nil {
+		return nil, err
+	}
+	var out []contract.Component
+	for _, e := range entries {
+		if name, err := contract.Parse[contract.Component](e.Name()); err == nil && e.IsDir() {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// Readable says which record of a box is of a version that who speaks so can't
+// read. Damage is no affair of versions.
+func Readable(root layout.Root, speaks contract.Speaks) error {
+	names, err := Components(root)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		state := State{Root: root, Name: name}
+		for _, place := range Records {
+			data, err := ReadFile(state.Path(place), contract.MaxRecord)
+			if err != nil {
+				continue
+			}
+			if err := speaks.CheckRecord(trimPadding(data)); err != nil {
+				return fmt.Errorf("%q: %w", state.Path(place), err)
+			}
+		}
+	}
+	return nil
+}
+
+// EndTrial ends the trial of a self-update, well or not. The record goes first:
+// it decides.
+func (s State) EndTrial() error {
+	return errors.Join(s.Disk.Remove(s.Path(layout.Trial)), s.Disk.Remove(s.Path(layout.Prior)))
+}
+
 // Decision gathers what this box knows for deciding what a pointer means.
 func (s State) Decision(p *contract.Pointer, config contract.Digest) decide.In {
 	drift := Optional[contract.Drift](s, layout.Drift)
 	return decide.In{Damaged: drift != nil && drift.SetDamaged, Pointer: p, Platform: contract.Here(), Config: config, Seen: Optional[contract.Seen](s, layout.Seen), Applied: Optional[contract.Applied](s, layout.Applied),
-		Result: Optional[contract.Result](s, layout.Result), Journal: Optional[contract.Journal](s, layout.Journal)}
+		Result: Optional[contract.Result](s, layout.Result), Journal: Optional[contract.Journal](s, layout.Journal), Trial: Optional[contract.Trial](s, layout.Trial)}
 }
 
 // LoadOrQuarantine is Load for root: a damaged record is moved aside under a

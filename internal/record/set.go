@@ -89,14 +89,41 @@ func checkFile(path string, want contract.File) error {
 	return nil
 }
 
+// The states of what has drifted.
+const (
+	Damaged = "damaged" // a set, on the disk
+	Drifted = "drifted" // not as the good build made it
+	Unknown = "unknown" // could not be looked at
+)
+
+// MaxDrift is the most that drift.json tells of; a box with more has been
+// taken apart, and these say so.
+const MaxDrift = 64
+
 // NoteDamage says in drift.json that the good set is damaged, or that it is
-// not any more.
+// not any more. What else has drifted is still told.
 func (s State) NoteDamage(version contract.Version, damage error, at contract.Time) error {
-	if damage == nil {
+	var others []contract.DriftRef
+	if d := Optional[contract.Drift](s, layout.Drift); d != nil {
+		for _, r := range d.Refs {
+			if r.State != Damaged {
+				others = append(others, r)
+			}
+		}
+	}
+	return s.NoteDrift(version, damage, others, at)
+}
+
+// NoteDrift says in drift.json what is not as the good build made it. Nothing
+// to say: there is no such file.
+func (s State) NoteDrift(version contract.Version, damage error, refs []contract.DriftRef, at contract.Time) error {
+	if damage != nil {
+		refs = append([]contract.DriftRef{{Ref: "set:" + string(version), State: Damaged, Text: contract.Clip(damage.Error())}}, refs...)
+	}
+	if len(refs) == 0 {
 		return s.Disk.Remove(s.Path(layout.Drift))
 	}
-	return s.Save(layout.Drift, contract.Drift{Schema: contract.One, At: at, SetDamaged: true,
-		Refs: []contract.DriftRef{{Ref: "set:" + string(version), State: "damaged", Text: contract.Clip(damage.Error())}}})
+	return s.Save(layout.Drift, contract.Drift{Schema: contract.One, At: at, SetDamaged: damage != nil, Refs: refs[:min(len(refs), MaxDrift)]})
 }
 
 // Prune removes every set but those to keep, and what unfinished runs left.

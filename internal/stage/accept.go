@@ -3,6 +3,7 @@ package stage
 import (
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -48,7 +49,7 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 		}
 		switch {
 		case damage == nil:
-			return false, errNoted
+			return false, s.noted(build)
 		case hint.Noop: // what it is made from is not here; fetch brings it, now that it can know
 			return false, outcome.Defer(outcome.BadGoodSet, "%s runs already, and its set is damaged: %w", build.Version, damage)
 		}
@@ -67,7 +68,7 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 	}
 	set := s.State.Set(build.Version)
 	if m, err := record.CheckSet(set, build.ManifestSHA256); err == nil {
-		if err := s.needs(m); err != nil {
+		if err := s.admit(m); err != nil {
 			return false, err
 		}
 		return s.finish(build, set, m)
@@ -81,7 +82,7 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 	}
 	m, err := s.copy(data, build, partial)
 	if err == nil {
-		err = s.needs(m)
+		err = s.admit(m)
 	}
 	if err != nil {
 		return false, errors.Join(err, s.State.Disk.RemoveTree(partial))
@@ -96,6 +97,24 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 		return false, errors.Join(errNoted, s.State.NoteDamage(build.Version, nil, contract.Time{}))
 	}
 	return s.finish(build, set, m)
+}
+
+// noted is how a promote ends of what runs already. For a pipeline on trial
+// this was the proof that was still missing: its own fetch, verify and stage have
+// brought a request here. That its roll was applied stays what is told of it.
+func (s *Stager) noted(b contract.Build) error {
+	trial := record.Optional[contract.Trial](s.State, layout.Trial)
+	if trial == nil || trial.Version != b.Version || s.DryRun {
+		return errNoted
+	}
+	if err := s.State.EndTrial(); err != nil {
+		return outcome.Defer(outcome.IO, "%w", err)
+	}
+	s.Log.Info("the new pipeline has proved itself", "component", s.State.Name, "version", b.Version)
+	if last := record.Optional[contract.Result](s.State, layout.Result); last != nil && last.Tuple.Equal(b.Tuple) && last.Outcome == outcome.Applied {
+		return nil
+	}
+	return errNoted
 }
 
 // see moves the watermark forward, and never back (I5).
@@ -132,8 +151,18 @@ func (s *Stager) remember(p trust.Pointer, b contract.Build, applied contract.Ap
 	return s.State.Save(layout.Versions, versions)
 }
 
-// needs checks what the build needs of other components.
-func (s *Stager) needs(m contract.Manifest) error {
+// admit checks what the build needs of this box: other components at their
+// versions, and, if it is a pipeline, records that it can read.
+func (s *Stager) admit(m contract.Manifest) error {
+	if m.Component == layout.Pipeline {
+		reads, ok := m.Reads[contract.RecordsLadder]
+		if !ok {
+			reads = contract.One // which every pipeline reads
+		}
+		if err := record.Readable(s.State.Root, contract.Speaks{contract.RecordsLadder: {reads}}); err != nil {
+			return outcome.Defer(outcome.UpgradeNeeded, "%s %s reads records up to %s, and this box has newer ones: %w", m.Component, m.Version, reads, err)
+		}
+	}
 	for name, version := range m.Needs {
 		other := record.State{Root: s.State.Root, Disk: s.State.Disk, Name: name}
 		a, ok, err := record.Load[contract.Applied](other, layout.Applied)
@@ -154,9 +183,9 @@ func (s *Stager) name(partial, set string) error {
 	return disk.Rename(partial, set)
 }
 
-// inUse reports whether a set is current or good.
+// inUse reports whether a set is one that runs, or is gone back to.
 func (s *Stager) inUse(set string) bool {
-	for _, link := range []layout.Place{layout.Current, layout.Good} {
+	for _, link := range []layout.Place{layout.Current, layout.Good, layout.Prior} {
 		if target, err := os.Readlink(s.State.Path(link)); err == nil && filepath.Base(target) == filepath.Base(set) {
 			return true
 		}
@@ -169,8 +198,16 @@ func (s *Stager) finish(b contract.Build, set string, m contract.Manifest) (bool
 	if s.DryRun {
 		return false, s.Plan(set, m)
 	}
+	last := record.Optional[contract.Staged](s.State, layout.StagedRecord)
 	if err := s.State.Save(layout.StagedRecord, contract.Staged{Schema: contract.One, Build: b}); err != nil {
 		return false, err
+	}
+	// What was staged before and never became good is in nobody's way any more:
+	// without this every promote that is overtaken would leave its set.
+	if last != nil && last.Version != b.Version && !s.inUse(s.State.Set(last.Version)) {
+		if err := s.State.Disk.RemoveTree(s.State.Set(last.Version)); err != nil {
+			s.Log.Warn(fmt.Sprintf("removing a set that was overtaken: %s, ignoring", err), "component", s.State.Name)
+		}
 	}
 	s.Log.Info("staged", "component", s.State.Name, "version", b.Version, "promoted_at", b.PromotedAt)
 	return true, nil

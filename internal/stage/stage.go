@@ -110,7 +110,8 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 	if done { // but for a set that is not the one any more
 		applied, ok, err := record.Load[contract.Applied](s.State, layout.Applied)
 		drift := record.Optional[contract.Drift](s.State, layout.Drift)
-		done = err == nil && ok && applied.Version == p.Payload.Current.Version && (drift == nil || !drift.SetDamaged)
+		trial := record.Optional[contract.Trial](s.State, layout.Trial)
+		done = trial == nil && err == nil && ok && applied.Version == p.Payload.Current.Version && (drift == nil || !drift.SetDamaged)
 	}
 	if had && last.Tuple.Equal(p.Tuple()) && (done || last.Terminal(s.conf.Digest)) {
 		s.Log.Info("has ended here already", "component", s.State.Name, "version", last.Version, "outcome", last.Outcome)

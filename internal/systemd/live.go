@@ -118,7 +118,7 @@ func (l *Live) Unit(ctx context.Context, name string) (Unit, error) {
 	u := Unit{Name: name, LoadState: get[string](p, "LoadState"), ActiveState: get[string](p, "ActiveState"), SubState: get[string](p, "SubState"),
 		UnitFileState: get[string](p, "UnitFileState"), FragmentPath: get[string](p, "FragmentPath"), NRestarts: get[uint32](p, "NRestarts"),
 		MainPID: int(get[uint32](p, "MainPID")), ActiveEnter: get[uint64](p, "ActiveEnterTimestampMonotonic"), MainStart: get[uint64](p, "ExecMainStartTimestampMonotonic"),
-		ExitCode: int(get[int32](p, "ExecMainCode")), ExitStatus: int(get[int32](p, "ExecMainStatus")), Result: get[string](p, "Result"), Type: get[string](p, "Type"),
+		Left: get[uint64](p, "InactiveEnterTimestampMonotonic"), ExitCode: int(get[int32](p, "ExecMainCode")), ExitStatus: int(get[int32](p, "ExecMainStatus")), Result: get[string](p, "Result"), Type: get[string](p, "Type"),
 		NeedReload: get[bool](p, "NeedDaemonReload"), TimeoutStop: microseconds(get[uint64](p, "TimeoutStopUSec")),
 		InvocationID: fmt.Sprintf("%x", get[[]byte](p, "InvocationID"))}
 	if job := get[[]any](p, "Job"); len(job) > 0 {

@@ -25,6 +25,7 @@ type Unit struct {
 	NRestarts     uint32
 	MainPID       int
 	ActiveEnter   uint64 // µs, monotonic
+	Left          uint64 // µs, monotonic: when it last became inactive; 0: not since it was loaded
 	MainStart     uint64 // µs, monotonic: when the main process started
 	ExitCode      int    // of the main process: si_code; 0: it runs, or never ran
 	ExitStatus    int

@@ -82,7 +82,7 @@ func TestFloors(t *testing.T) {
 		{"graph", "durable", "intake", "decide", "unit", "systemd"},
 		{"trust", "marker", "config", "store"},
 		{"record"},
-		{"bundle", "node", "program"},
+		{"bundle", "node", "program", "selftest"},
 		{"fetch", "verify", "stage", "apply", "fleet"},
 		{"enroll"},
 	}
@@ -113,7 +113,7 @@ func TestFloors(t *testing.T) {
 // thresholds are what `systemd-analyze security` may say of a unit, times ten.
 var thresholds = map[string]int{
 	"sluice-fetch.service": 12, "sluice-pointer@.service": 12, "sluice-verify@.service": 8, "sluice-stage@.service": 12,
-	"sluice-apply@.service": 20, "sluice-recover@.service": 20, "sluice-recover-boot.service": 20, "sluice-heal.service": 20,
+	"sluice-apply@.service": 20, "sluice-recover@.service": 20, "sluice-recover-boot.service": 20, "sluice-heal.service": 20, "sluice-trial.service": 20,
 }
 
 func TestUnitsAreNarrow(t *testing.T) {
@@ -172,8 +172,14 @@ func TestUnitRules(t *testing.T) {
 		if execs != 1 {
 			t.Errorf("%s: %d Exec lines: after a daemon-reload a running oneshot would take the others from the new file", name, execs)
 		}
-		root := all(opts, "User") == ""
-		if want := map[bool]string{true: "/opt/sluice/sluice/good/bin/", false: "/opt/sluice/sluice/current/bin/"}[root]; !strings.HasPrefix(all(opts, "ExecStart"), want) {
+		want := "/opt/sluice/sluice/good/bin/"
+		switch {
+		case all(opts, "User") != "":
+			want = "/opt/sluice/sluice/current/bin/"
+		case name == "sluice-trial.service":
+			want = "/opt/sluice/sluice/prior/bin/"
+		}
+		if !strings.HasPrefix(all(opts, "ExecStart"), want) {
 			t.Errorf("%s runs %s, not from %s", name, all(opts, "ExecStart"), want)
 		}
 		if all(opts, "Type") == "oneshot" && !strings.Contains(name, "recover-boot") && (all(opts, "StartLimitIntervalSec") != "0" || all(opts, "SuccessExitStatus") != "69") {
