@@ -148,5 +148,9 @@ func (r *roll) finishForward(ctx context.Context) error {
 	if ctx.Err() != nil || errors.Is(err, fault.ErrDead) {
 		return errors.Join(ctx.Err(), err)
 	}
-	return r.recordApplied(ctx, armReason(err))
+	reason, err := armed(err)
+	if err != nil {
+		return err
+	}
+	return r.recordApplied(ctx, reason)
 }

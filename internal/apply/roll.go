@@ -62,10 +62,13 @@ func (a *Applier) roll(ctx context.Context, _ *durable.Lock, b contract.Build) e
 		return a.ends(b, outcome.Defer(wordOf(err, outcome.IO), "%w", errors.Join(err, r.dropWayBack())), r.started)
 	}
 	reason, err := r.forward(ctx)
-	if err != nil {
-		return r.back(ctx, err)
+	switch {
+	case err == nil:
+		return r.recordApplied(ctx, reason)
+	case errors.Is(err, errDecided):
+		return err
 	}
-	return r.recordApplied(ctx, reason)
+	return r.back(ctx, err)
 }
 
 // prepare proves what can be proved before anything is touched.
@@ -153,8 +156,8 @@ func (r *roll) note(_ graph.Direction, label string) error {
 	r.Status("%s: %s", r.State.Name, label)
 	r.journal.Node = label
 	err := r.State.SaveJournal(r.journal)
-	if r.journal.Phase == Reverting && !errors.Is(err, fault.ErrDead) {
-		return nil // going back survives it: an earlier phase says back as well
+	if (r.journal.Phase == Reverting || r.journal.Phase == Gated) && !errors.Is(err, fault.ErrDead) {
+		return nil // both survive it: what the journal says without it leads there as well
 	}
 	return err
 }
@@ -164,7 +167,7 @@ func (r *roll) note(_ graph.Direction, label string) error {
 // arming: it goes back no more, and comes back as the reason.
 func (r *roll) forward(ctx context.Context) (reason string, err error) {
 	if err := r.enter(Converging); err != nil {
-		return "", outcome.Rollback(outcome.IO, "%w", err)
+		return "", outcome.Rollback(wordOf(err, outcome.IO), "%w", err)
 	}
 	k := r.maker()
 	r.down = watchDowntime(r.target.Manifest.Gate.Probes)
@@ -180,6 +183,9 @@ func (r *roll) forward(ctx context.Context) (reason string, err error) {
 			return gateErr
 		}
 		if gateErr = r.enter(Gated); gateErr != nil { // COMMIT: from here on every crash ends on the new build
+			// Whether it is on the disk can't be told. Going back now would
+			// undo what recovery, which can tell, may go forward with.
+			gateErr = fmt.Errorf("%w: %w", gateErr, errDecided)
 			return gateErr
 		}
 		committed = true
@@ -191,8 +197,10 @@ func (r *roll) forward(ctx context.Context) (reason string, err error) {
 		return "", ctx.Err()
 	case errors.Is(err, fault.ErrDead):
 		return "", err
+	case errors.Is(gateErr, errDecided):
+		return "", gateErr
 	case committed:
-		return armReason(err), nil
+		return armed(err)
 	case gateErr != nil:
 		var judged *outcome.Error
 		if !errors.As(gateErr, &judged) {
@@ -203,11 +211,21 @@ func (r *roll) forward(ctx context.Context) (reason string, err error) {
 	return "", outcome.Rollback(wordOf(err, outcome.Converge), "%w", err)
 }
 
-func armReason(err error) string {
+// errDecided goes with what failed when it was no more for this run to choose
+// between forward and back.
+var errDecided = errors.New("the journal stays, and says where recovery goes")
+
+// armed says what became of arming, which goes back no more: what failed is a
+// reason to be recorded with the build that stays. But a disk or a manager that
+// was not up to it is no end: the journal stays, and recovery goes forward again.
+func armed(err error) (reason string, _ error) {
 	if err == nil {
-		return ""
+		return "", nil
 	}
-	return fmt.Sprintf("%s: %s", outcome.Arm, err)
+	if wordOf(err, outcome.Arm) != outcome.Arm {
+		return "", fmt.Errorf("arming: %w: %w", err, errDecided)
+	}
+	return fmt.Sprintf("%s: %s", outcome.Arm, err), nil
 }
 
 // wordOf is the word of an error: a full or broken disk says nothing about
