@@ -43,6 +43,9 @@ func command() *ffcli.Command {
 				}
 				return nil
 			}}
+			if !common.Root().Live() {
+				s.Ask = s.AskChild
+			}
 			return s.Run(wait)
 		})}
 }

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"sluice/internal/config"
 	"sluice/internal/contract"
 	"sluice/internal/durable"
@@ -231,15 +229,10 @@ func armed(err error) (reason string, _ error) {
 // wordOf is the word of an error: a full or broken disk says nothing about
 // the build.
 func wordOf(err error, otherwise outcome.Word) outcome.Word {
-	switch {
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return outcome.NoSpace
-	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS):
-		return outcome.IO
-	case errors.Is(err, systemd.ErrAway):
+	if errors.Is(err, systemd.ErrAway) {
 		return outcome.Interrupted
 	}
-	return otherwise
+	return record.DiskWord(err, otherwise)
 }
 
 // recordApplied is the order that makes a build good (I1): the authority, the

@@ -90,6 +90,18 @@ func Optional[T contract.Record](s State, p layout.Place) *T {
 	return &v
 }
 
+// DiskWord is the word of an error that the disk is to blame for, which says
+// nothing about the build; otherwise, for any other.
+func DiskWord(err error, otherwise outcome.Word) outcome.Word {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return outcome.NoSpace
+	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS):
+		return outcome.IO
+	}
+	return otherwise
+}
+
 // Records are root's records of a component, but for the trust documents.
 var Records = []layout.Place{layout.Seen, layout.Applied, layout.Result, layout.StagedRecord, layout.Versions, layout.Journal, layout.Drift, layout.Trial}
 

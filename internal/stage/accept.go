@@ -24,6 +24,11 @@ import (
 
 var errNoted = &outcome.Error{Outcome: outcome.Noted, Err: errors.New("runs already")}
 
+// onDisk is an end that root's own disk is to blame for, or something on it.
+func onDisk(err error) error {
+	return outcome.Defer(record.DiskWord(err, outcome.IO), "%w", err)
+}
+
 // accept brings a verified promote to sets/ and staged.json. It reports
 // whether apply is to run; an outcome.Error says how the promote ended.
 func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.Seen, hint contract.Hint) (bool, error) {
@@ -44,7 +49,7 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 		_, damage := record.CheckSet(s.State.Set(build.Version), build.ManifestSHA256)
 		if !s.DryRun {
 			if err := s.State.NoteDamage(build.Version, damage, contract.At(time.Now())); err != nil {
-				return false, outcome.Defer(outcome.IO, "%w", err)
+				return false, onDisk(err)
 			}
 		}
 		switch {
@@ -77,7 +82,7 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 	// that fetch does not take it for the set and brings what it is made from.
 	if !s.inUse(set) && !s.DryRun {
 		if err := s.State.Disk.RemoveTree(set); err != nil {
-			return false, outcome.Defer(outcome.IO, "%w", err)
+			return false, onDisk(err)
 		}
 	}
 	m, err := s.copy(data, build, partial)
@@ -91,7 +96,7 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 		return s.finish(build, partial, m)
 	}
 	if err := s.name(partial, set); err != nil {
-		return false, outcome.Defer(outcome.IO, "%w", err)
+		return false, onDisk(err)
 	}
 	if noop { // mended
 		return false, errors.Join(errNoted, s.State.NoteDamage(build.Version, nil, contract.Time{}))
@@ -108,7 +113,7 @@ func (s *Stager) noted(b contract.Build) error {
 		return errNoted
 	}
 	if err := s.State.EndTrial(); err != nil {
-		return outcome.Defer(outcome.IO, "%w", err)
+		return onDisk(err)
 	}
 	s.Log.Info("the new pipeline has proved itself", "component", s.State.Name, "version", b.Version)
 	if last := record.Optional[contract.Result](s.State, layout.Result); last != nil && last.Tuple.Equal(b.Tuple) && last.Outcome == outcome.Applied {
@@ -255,7 +260,7 @@ func Copy(disk *durable.Disk, from *intake.Folder, rel string, uid int, b contra
 		return m, outcome.Defer(outcome.NoSpace, "%d bytes are free below %q, %s needs twice its %d", free, filepath.Dir(partial), b.Version, m.Size())
 	}
 	if err := errors.Join(disk.RemoveTree(partial), disk.Mkdir(partial, 0o755), disk.WriteFile(filepath.Join(partial, contract.ManifestName), raw, 0o644)); err != nil {
-		return m, outcome.Defer(outcome.IO, "%w", err)
+		return m, onDisk(err)
 	}
 	var done int64
 	for _, f := range m.Files {
@@ -266,7 +271,7 @@ func Copy(disk *durable.Disk, from *intake.Folder, rel string, uid int, b contra
 		status("%s %s: staging, %d of %d bytes", m.Component, m.Version, done, m.Size())
 	}
 	if err := disk.SyncTree(partial); err != nil {
-		return m, outcome.Defer(outcome.IO, "%w", err)
+		return m, onDisk(err)
 	}
 	err = unit.Check(m, func(path string) ([]byte, error) {
 		return record.ReadFile(filepath.Join(partial, filepath.FromSlash(path)), unit.MaxFile)
@@ -286,25 +291,25 @@ func copyFile(disk *durable.Disk, from *intake.Folder, rel string, uid int, f co
 	}
 	defer in.Close()
 	if err := disk.Mkdir(filepath.Dir(to), 0o755); err != nil {
-		return outcome.Defer(outcome.IO, "%w", err)
+		return onDisk(err)
 	}
 	temp, err := disk.Create(to, 0o600)
 	if err != nil {
-		return outcome.Defer(outcome.IO, "%w", err)
+		return onDisk(err)
 	}
 	hash := sha256.New()
 	n, err := io.Copy(io.MultiWriter(temp, hash), io.LimitReader(in, f.Size+1))
 	if err != nil {
-		return outcome.Defer(outcome.IO, "copying %q: %w", rel, errors.Join(err, temp.Abandon()))
+		return onDisk(fmt.Errorf("copying %q: %w", rel, errors.Join(err, temp.Abandon())))
 	}
 	if n != f.Size || record.Hex(hash) != f.SHA256 {
 		return errors.Join(outcome.Defer(outcome.DigestMismatch, "%q has other bytes than were signed", rel), temp.Abandon())
 	}
 	if err := temp.Chmod(fs.FileMode(f.Mode)); err != nil {
-		return outcome.Defer(outcome.IO, "%w", errors.Join(err, temp.Abandon()))
+		return onDisk(errors.Join(err, temp.Abandon()))
 	}
 	if err := temp.Commit(); err != nil {
-		return outcome.Defer(outcome.IO, "%w", err)
+		return onDisk(err)
 	}
 	return nil
 }

@@ -40,6 +40,9 @@ type Stager struct {
 	DryRun bool // everything in a scratch folder; no state moves
 	// Plan, for a dry run, is shown the set that would be applied.
 	Plan func(set string, m contract.Manifest) error
+	// Ask has the answer of the store put into a folder, where no service
+	// manager has sluice-pointer@ do it: by hand, on another tree.
+	Ask func(ctx context.Context, folder string) error
 
 	started time.Time
 	conf    config.Component
@@ -64,10 +67,20 @@ func (s *Stager) Run(ctx context.Context) error {
 	}
 	staged, err := s.locked(ctx)
 	lock.Release()
+	err = blame(err)
 	if staged && !s.DryRun {
 		return errors.Join(err, marker.Raise(s.State.Path(layout.Staged))) // last, with no lock held
 	}
 	return err
+}
+
+// blame makes an end of what the disk did wrong, wherever that was.
+func blame(err error) error {
+	var e *outcome.Error
+	if err == nil || errors.As(err, &e) || record.DiskWord(err, "") == "" {
+		return err
+	}
+	return onDisk(err)
 }
 
 // locked reports whether there is something for apply to do.
@@ -149,13 +162,13 @@ func (s *Stager) hint(data *intake.Folder) (contract.Hint, error) {
 // a child. It returns the watermarks too.
 func (s *Stager) pointer(ctx context.Context) (trust.Pointer, *contract.Seen, error) {
 	folder, name := filepath.Dir(s.State.Path(layout.PointerRun)), string(s.State.Name)
-	if !s.State.Root.Live() {
+	if s.Ask != nil {
 		scratch, err := os.MkdirTemp("", "sluice-pointer-")
 		if err != nil {
 			return trust.Pointer{}, nil, err
 		}
 		defer os.RemoveAll(scratch)
-		if err := s.child(ctx, filepath.Join(scratch, name)); err != nil {
+		if err := s.Ask(ctx, filepath.Join(scratch, name)); err != nil {
 			return trust.Pointer{}, nil, err
 		}
 		folder = scratch
@@ -206,8 +219,8 @@ func noPointer(name contract.Component, err error) error {
 	return outcome.Defer(outcome.Store, "root has no pointer of %s (does sluice-pointer@%s.service reach the store?): %w", name, name, err)
 }
 
-// child runs `fetch pointer`, which stands beside this program.
-func (s *Stager) child(ctx context.Context, folder string) error {
+// AskChild runs `fetch pointer`, which stands beside this program.
+func (s *Stager) AskChild(ctx context.Context, folder string) error {
 	if err := os.Mkdir(folder, 0o700); err != nil {
 		return err
 	}
@@ -277,6 +290,7 @@ func (s *Stager) floor() (contract.Seen, error) {
 // record writes result.json for a tuple that root has verified, if staging it
 // ended here. A set that is staged has no result yet: apply writes it.
 func (s *Stager) record(p trust.Pointer, err error) error {
+	err = blame(err)
 	var e *outcome.Error
 	if !errors.As(err, &e) || s.DryRun {
 		return err
