@@ -96,6 +96,8 @@ func boxState(c enroll.ComponentView) string {
 		return fmt.Sprintf("rolling (%s)", c.Journal.Phase)
 	case c.Held:
 		return "held"
+	case c.Trial != nil:
+		return "on trial"
 	case c.Pending != "":
 		return "staged " + c.Pending
 	}

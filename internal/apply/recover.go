@@ -88,7 +88,7 @@ func (r *roll) reopen() (bool, error) {
 	}
 	if r.Auto && !r.boot && journal.Tries >= maxTries {
 		// Every try restarts services: after two it is for a person to say when.
-		return false, fmt.Errorf("recovery of %s has failed %d times: see why in the log, then run `recover -component %s`", r.State.Name, journal.Tries, r.State.Name)
+		return false, fmt.Errorf("recovery of %s has failed %d times: see why in the log, then run `%s`", r.State.Name, journal.Tries, r.State.RecoverCommand())
 	}
 	r.journal = journal
 	r.journal.Tries++

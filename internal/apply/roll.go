@@ -347,7 +347,7 @@ func (r *roll) revert(ctx context.Context) error {
 		return fmt.Errorf("stopped while going back, recover goes on: %w", ctx.Err())
 	}
 	if err := graph.Err(reports); err != nil {
-		return fmt.Errorf("going back from %s: %w: the journal stays, run `recover -component %s`", r.journal.Target.Version, err, r.State.Name)
+		return fmt.Errorf("going back from %s: %w: the journal stays, run `%s`", r.journal.Target.Version, err, r.State.RecoverCommand())
 	}
 	if err := k.Settle(); err != nil {
 		return fmt.Errorf("going back from %s: %w: the journal stays", r.journal.Target.Version, err)

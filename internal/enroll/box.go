@@ -28,6 +28,8 @@ type ComponentView struct {
 	Held    bool                   `json:"held"`
 	Result  *contract.Result       `json:"result"`
 	Journal *contract.JournalBrief `json:"journal"`
+	Trial   *contract.Trial        `json:"trial"` // a self-update that has yet to prove itself in use
+	Drift   []contract.DriftRef    `json:"drift"` // what is not as the good build made it
 }
 
 // View reads what this box runs, from world-readable files only.
@@ -50,7 +52,13 @@ func View(root layout.Root) (BoxView, error) {
 }
 
 func (v *BoxView) component(s record.State) ComponentView {
-	c := ComponentView{Held: config.Held(s.Root)}
+	c := ComponentView{Held: config.Held(s.Root), Trial: record.Optional[contract.Trial](s, layout.Trial), Drift: []contract.DriftRef{}}
+	if d := record.Optional[contract.Drift](s, layout.Drift); d != nil {
+		c.Drift = d.Refs
+		for _, r := range d.Refs {
+			v.Todo = append(v.Todo, fmt.Sprintf("look at %s of %s, which is %s: %s", r.Ref, s.Name, r.State, r.Text))
+		}
+	}
 	if conf, err := config.LoadComponent(s.Root, s.Name); err != nil {
 		v.Todo = append(v.Todo, "mend: "+err.Error())
 	} else {
@@ -69,11 +77,11 @@ func (v *BoxView) component(s record.State) ComponentView {
 		c.Pending = string(staged.Version)
 	}
 	if j, ok, err := record.Load[contract.Journal](s, layout.Journal); err != nil {
-		v.Todo = append(v.Todo, fmt.Sprintf("recover -component %s", s.Name))
+		v.Todo = append(v.Todo, s.RecoverCommand())
 	} else if ok {
 		c.Journal = &contract.JournalBrief{Phase: j.Phase, Node: j.Node, Tries: j.Tries}
 		if j.Tries > 0 {
-			v.Todo = append(v.Todo, fmt.Sprintf("recover -component %s", s.Name))
+			v.Todo = append(v.Todo, s.RecoverCommand())
 		}
 	}
 	return c

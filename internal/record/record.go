@@ -142,6 +142,11 @@ func Readable(root layout.Root, speaks contract.Speaks) error {
 	return nil
 }
 
+// RecoverCommand is what the owner of a box runs when recovery is stuck.
+func (s State) RecoverCommand() string {
+	return fmt.Sprintf("%s/bin/recover -component %s", layout.Root("/").Path(layout.Good, layout.Pipeline), s.Name)
+}
+
 // EndTrial ends the trial of a self-update, well or not. The record goes first:
 // it decides.
 func (s State) EndTrial() error {

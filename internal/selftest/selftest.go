@@ -37,7 +37,7 @@ const (
 
 // stepTime is how long one program may take on the scratch tree, where there
 // is nothing to wait for.
-const stepTime = 20 * time.Second
+const stepTime = 15 * time.Second
 
 // Run reads the records of a box, and rehearses.
 func Run(ctx context.Context, root layout.Root, status func(string, ...any)) error {

@@ -2,14 +2,10 @@ package box
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"sluice/internal/contract"
-	"sluice/internal/layout"
 	"sluice/internal/outcome"
 )
 
@@ -82,46 +78,6 @@ func TestVersionCommandsInABox(t *testing.T) {
 	}
 	if out, _ := f.Exec(ctx, "find", "/etc/touched", "/data/touched", "/opt/touched"); out != "" {
 		t.Errorf("the command wrote %s", out)
-	}
-}
-
-// The pipeline is a component of itself.
-func TestPipelineUpdatesItself(t *testing.T) {
-	f := enrolled(t, "edge=stable")
-	ctx := t.Context()
-	dir := t.TempDir()
-	c := exec.CommandContext(ctx, goTool(), "build", "-trimpath", "-ldflags", "-s -w -X sluice/internal/program.Version=0.1.1", "-o", dir, "sluice/cmd/...")
-	c.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	files := map[string]string{}
-	for _, glob := range []string{filepath.Join(dir, "*"), "../../units/sluice-*", "../../units/*.d/*"} {
-		paths := must[[]string](t)(filepath.Glob(glob))
-		for _, path := range paths {
-			place := map[bool]string{true: "bin/", false: "units/"}[strings.HasPrefix(path, dir)]
-			if parent := filepath.Base(filepath.Dir(path)); strings.HasSuffix(parent, ".d") {
-				place = parent + "/"
-			}
-			files[place+filepath.Base(path)] = string(must[[]byte](t)(os.ReadFile(path)))
-		}
-	}
-	manifest := string(must[[]byte](t)(os.ReadFile("../../units/manifest.json")))
-	files["manifest.json"] = strings.Replace(strings.Replace(manifest, "@VERSION@", "0.1.1", 1), `"soak": "5s"`, `"soak": "1s"`, 1)
-	files["units/sluice-apply@.service"] += "# of 0.1.1\n"
-	p := must[contract.Pointer](t)(f.Promote(ctx, must[string](t)(f.Bundle(ctx, "pipeline", files))))
-	must[contract.Result](t)(f.Ended(ctx, p, outcome.Applied))
-	if out := must[string](t)(f.Exec(ctx, "/opt/sluice/sluice/good/bin/apply", "-version")); !strings.Contains(out, "0.1.1") {
-		t.Errorf("good is %s", out)
-	}
-	unit := must[[]byte](t)(os.ReadFile(filepath.Join(f.Root, string(layout.SystemdUnits), "sluice-apply@.service")))
-	if !strings.Contains(string(unit), "of 0.1.1") {
-		t.Error("the unit of apply is still the old one")
-	}
-	// The new pipeline works: it rolls a component.
-	must[contract.Result](t)(f.Ended(ctx, must[contract.Pointer](t)(f.Promote(ctx, must[string](t)(f.Bundle(ctx, "edge", sleeper("edge", "1", "1s"))))), outcome.Applied))
-	if out := must[string](t)(f.Exec(ctx, "systemctl", "show", "-P", "MainPID", "sluice-fetch.service")); strings.TrimSpace(out) == "0" {
-		t.Error("fetch does not run")
 	}
 }
 
