@@ -8,9 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"sluice/internal/durable"
 	"sluice/internal/fault"
-	"sluice/internal/record"
 	"sluice/test/cut"
 )
 
@@ -62,10 +60,7 @@ func (r *trio) lay(b *testbox, points *fault.Points, bad bool) *testbox {
 func (r *trio) boot(b *testbox) *testbox {
 	r.t.Helper()
 	r.each((*cut.Disk).Revive)
-	c := &testbox{t: b.t, root: b.root, promote: b.promote, hand: b.hand, disk: &durable.Disk{}}
-	c.manager = b.manager.Clone(c.root)
-	c.state = record.State{Root: c.root, Disk: c.disk, Name: b.state.Name}
-	return c
+	return b.reborn()
 }
 
 // The power is cut at the durable operations and the manager's calls of each
@@ -117,8 +112,7 @@ func TestPowerCut(t *testing.T) {
 					killed := r.lay(base, &fault.Points{At: n}, s.bad)
 					_ = s.act(killed)
 					committed = !s.heal && killed.committed(target)
-					again := &testbox{t: t, root: killed.root, promote: killed.promote, hand: killed.hand, disk: &durable.Disk{}, manager: killed.manager.Clone(killed.root)}
-					again.state = record.State{Root: again.root, Disk: again.disk, Name: killed.state.Name}
+					again := killed.reborn()
 					err = again.revive(s, false)
 					r.each((*cut.Disk).Cut)
 					cutAfter := r.boot(again)
