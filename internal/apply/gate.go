@@ -96,7 +96,7 @@ func (j *judge) pass(ctx context.Context, window time.Duration, wake <-chan stru
 			err = j.probe(ctx)
 		}
 		if err == nil {
-			return units, nil
+			return units, inTime(units, window)
 		}
 		if errors.Is(err, systemd.ErrAway) {
 			return nil, outcome.Rollback(outcome.Interrupted, "%w", err)
@@ -117,6 +117,20 @@ func (j *judge) pass(ctx context.Context, window time.Duration, wake <-chan stru
 			return nil, err
 		}
 	}
+}
+
+// inTime fails a build that came up, and too late: a start job waits for as
+// long as the unit says, which is not what the manifest says.
+func inTime(units map[string]systemd.Unit, window time.Duration) error {
+	for _, u := range units {
+		if u.MainStart == 0 || u.ActiveEnter < u.MainStart {
+			continue
+		}
+		if took := time.Duration(u.ActiveEnter-u.MainStart) * time.Microsecond; took > window {
+			return outcome.Rollback(outcome.Gate, "not within %s: %s took %s to come up", window, u.Name, took.Round(time.Millisecond))
+		}
+	}
+	return nil
 }
 
 // since is the time that has passed, with the box awake, since a moment of

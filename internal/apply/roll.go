@@ -263,11 +263,16 @@ func (r *roll) recordApplied(ctx context.Context, reason string) error {
 	return r.close(b)
 }
 
+// attemptNode is what the journal names in phase reverted: the result that is
+// about to be written. No clock tells whether it has been.
+func attemptNode(n int) string { return fmt.Sprintf("result:attempt-%d", n) }
+
 // conclude writes the result, unless this same transaction has written it in
 // an earlier life: it is one attempt.
 func (r *roll) conclude(o outcome.Outcome, reason string, down time.Duration) error {
-	if last, ok, err := record.Load[contract.Result](r.State, layout.Result); ok && err == nil && r.recovering && last.Tuple.Equal(r.journal.Target.Tuple) &&
-		last.Outcome == o && !last.At.Before(r.journal.StartedAt.Time) {
+	last := record.Optional[contract.Result](r.State, layout.Result)
+	if r.recovering && last != nil && last.Tuple.Equal(r.journal.Target.Tuple) && last.Outcome == o &&
+		(r.journal.Phase != Reverted || r.journal.Node == attemptNode(last.Attempt)) {
 		return nil
 	}
 	return r.finish(r.journal.Target.Tuple, o, reason, r.started, down)
@@ -362,7 +367,8 @@ func (r *roll) revert(ctx context.Context) error {
 		}
 		return errors.Join(&outcome.Error{Outcome: outcome.RollbackFailed, Word: outcome.Gate, Err: errors.New(r.journal.Reason)}, r.close(r.old()))
 	}
-	if err := r.enter(Reverted); err != nil {
+	r.journal.Phase, r.journal.Node = Reverted, attemptNode(r.State.NextAttempt(r.journal.Target.Tuple, outcome.RolledBack))
+	if err := r.State.SaveJournal(r.journal); err != nil {
 		return err
 	}
 	return r.recordRolledBack()

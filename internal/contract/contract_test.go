@@ -47,6 +47,7 @@ func TestGolden(t *testing.T) {
 		"versions-1.0": record(Versions{One, VersionLog{{"2", digest}, {"1", digest}}}),
 		"journal-1.0":  record(Journal{One, "x", "edge", "gating", "gate", Build{tuple, digest}, &Build{tuple, digest}, []string{"edge.service"}, "", 0, at, "b"}),
 		"drift-1.0":    record(Drift{One, at, true, []DriftRef{{"set:1.0.0", "damaged", "bin/edge has other bytes"}}}),
+		"trial-1.0":    record(Trial{One, "2.0.0", "1.0.0", at, 600}),
 		"result-1.0":   record(Result{One, tuple, outcome.RolledBack, "gate: it did not come up", 1, digest, at, 5, -1}),
 	} {
 		path := filepath.Join("testdata", "golden", name+".json")
@@ -73,7 +74,7 @@ func TestGolden(t *testing.T) {
 type codec struct {
 	encode func() []byte
 	decode func([]byte) (any, error)
-	fuzz   func(again func(string, func() []byte, func([]byte) ([]byte, error)), data []byte)
+	fuzz   func(t *testing.T, data []byte)
 }
 
 func record[T Record](r T) codec {
@@ -85,9 +86,9 @@ func record[T Record](r T) codec {
 	return codec{
 		func() []byte { return EncodeRecord(r) },
 		func(b []byte) (any, error) { return read(b) },
-		func(again func(string, func() []byte, func([]byte) ([]byte, error)), data []byte) {
+		func(t *testing.T, data []byte) {
 			if v, err := read(data); err == nil {
-				again("record", func() []byte { return EncodeRecord(v) }, func(b []byte) ([]byte, error) {
+				again(t, "record", func() []byte { return EncodeRecord(v) }, func(b []byte) ([]byte, error) {
 					v, err := read(b)
 					return EncodeRecord(v), err
 				})

@@ -198,11 +198,17 @@ func (s State) Save(p layout.Place, r contract.Record) error {
 // Conclude writes result.json: how a promote ended here. Attempts are counted
 // by kind: what was deferred before takes no try from what is interrupted.
 func (s State) Conclude(r contract.Result) error {
-	r.Schema, r.Reason, r.Attempt = contract.One, contract.Clip(r.Reason), 1
-	if last := Optional[contract.Result](s, layout.Result); last != nil && last.Tuple.Equal(r.Tuple) && last.Outcome == r.Outcome {
-		r.Attempt = last.Attempt + 1
-	}
+	r.Schema, r.Reason, r.Attempt = contract.One, contract.Clip(r.Reason), s.NextAttempt(r.Tuple, r.Outcome)
 	return s.Save(layout.Result, r)
+}
+
+// NextAttempt is the number that the next result of a promote will bear, if it
+// has this outcome.
+func (s State) NextAttempt(t contract.Tuple, o outcome.Outcome) int {
+	if last := Optional[contract.Result](s, layout.Result); last != nil && last.Tuple.Equal(t) && last.Outcome == o {
+		return last.Attempt + 1
+	}
+	return 1
 }
 
 // journalSize is one block: a journal is rewritten in place of one of the

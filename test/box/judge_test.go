@@ -55,6 +55,65 @@ func TestBadVersions(t *testing.T) {
 	}
 }
 
+// What a service may do to the two that judge it: the manager's words and the
+// gate's own looks agree on the end, and the reason is one that a person can use.
+func TestTwoJudges(t *testing.T) {
+	f := enrolled(t, "edge=stable")
+	ctx := t.Context()
+	edge := func(version, fault, gate string) string {
+		files := Edge(must[string](t)(BuildEdge(ctx, version, fault)), version)
+		files["units/edge.service"] = strings.Replace(files["units/edge.service"], "RestartSec=1", "RestartSec=1\nTimeoutStopSec=3", 1)
+		files["manifest.json"] = strings.Replace(files["manifest.json"], `"pass_within": "5s", "soak": "7s"`, gate, 1)
+		return must[string](t)(f.Bundle(ctx, "edge-"+version, files))
+	}
+	const quick = `"pass_within": "5s", "soak": "1s"`
+	answers := func(version string) {
+		t.Helper()
+		if answer, err := f.Exec(ctx, "curl", "-sS", "--max-time", "5", "http://127.0.0.1:8080/"); err != nil || strings.TrimSpace(answer) != version {
+			t.Errorf("the service answers %q, not %q, %v", answer, version, err)
+		}
+	}
+	must[contract.Result](t)(f.Ended(ctx, must[contract.Pointer](t)(f.Promote(ctx, edge("1", "", quick))), outcome.Applied))
+	// A unit that has used up its start limit would be stopped by a restart,
+	// and then not started: also by the one that goes back.
+	limit := func() {
+		t.Helper()
+		must[struct{}](t)(struct{}{}, Until(ctx, "start-limit-hit", RollTime, func() (bool, error) {
+			_, _ = f.Exec(ctx, "systemctl", "restart", "edge.service")
+			out, err := f.Exec(ctx, "systemctl", "show", "-P", "Result", "edge.service")
+			return strings.TrimSpace(out) == "start-limit-hit", err
+		}))
+	}
+	limit()
+	must[contract.Result](t)(f.Ended(ctx, must[contract.Pointer](t)(f.Promote(ctx, edge("2", "", quick))), outcome.Applied))
+	answers("2")
+	for version, c := range map[string]struct {
+		fault, gate, says string
+		before            func()
+	}{
+		"3": {"kills all", quick, "signal 9", nil},
+		"4": {"forks", quick, "its start job ended as", nil},
+		"5": {"stubborn", quick, "not within 5s", nil},
+		"6": {"slow", quick, "took 15", nil},
+		"7": {"exits", quick, "flux capacitor", limit},
+	} {
+		if c.before != nil {
+			c.before()
+		}
+		r := must[contract.Result](t)(f.Ended(ctx, must[contract.Pointer](t)(f.Promote(ctx, edge(version, c.fault, c.gate))), outcome.RolledBack))
+		if r.Word() != outcome.Gate || !strings.Contains(r.Reason, c.says) {
+			t.Errorf("%s: the reason is %q, want %q", c.fault, r.Reason, c.says)
+		}
+		answers("2")
+		if out, err := f.Exec(ctx, "pgrep", "-f", "keep"); err == nil {
+			t.Errorf("%s: a child is left: %s", c.fault, out)
+		}
+	}
+	// As late as that, and told so beforehand, it is good.
+	must[contract.Result](t)(f.Ended(ctx, must[contract.Pointer](t)(f.Promote(ctx, edge("8", "slow", `"pass_within": "20s", "soak": "1s"`))), outcome.Applied))
+	answers("8")
+}
+
 // A version command runs as a throwaway user in a unit of its own, which ends
 // with all that it started.
 func TestVersionCommandsInABox(t *testing.T) {

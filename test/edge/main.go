@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"os/signal"
 	"syscall"
 	"time"
@@ -40,6 +41,8 @@ func main() {
 		}
 	case "hammer":
 		hammer()
+	case "keep":
+		select {}
 	default:
 		if err := serve(); err != nil {
 			fmt.Fprintln(os.Stderr, "edge:", err)
@@ -57,6 +60,22 @@ func serve() error {
 	case "exits 78":
 		fmt.Fprintln(os.Stderr, "edge: the configuration can't be served")
 		os.Exit(78)
+	case "kills all": // its whole control group: all that its user runs
+		return syscall.Kill(-1, syscall.SIGKILL)
+	case "forks": // leaves a child that keeps the port, and goes
+		c := exec.Command("/proc/self/exe", "keep")
+		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		c.ExtraFiles = activation.Files(false)
+		if err := c.Start(); err != nil {
+			return err
+		}
+		return errors.New("it has left a child")
+	case "slow":
+		time.Sleep(15 * time.Second)
+	case "stubborn": // does not end when it is asked to
+		signal.Ignore(syscall.SIGTERM)
+		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
+		select {}
 	case "deaf": // answers nothing
 		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
 		select {}
