@@ -237,9 +237,9 @@ func (d *Disk) Symlink(target, path string) error {
 	return nil
 }
 
-// Mkdir makes a folder, and those above it, with exactly mode; an existing
-// folder is left as it is. A setgid bit that the folder inherits is not set
-// again: a sandbox with RestrictSUIDSGID= forbids that.
+// Mkdir makes a folder, and those above it that are missing, with exactly mode;
+// an existing folder is left as it is. A setgid bit is inherited from folder to
+// folder, and not set again: a sandbox with RestrictSUIDSGID= forbids that.
 func (d *Disk) Mkdir(path string, mode fs.FileMode) error {
 	if st, err := os.Lstat(path); err == nil {
 		if !st.IsDir() {
@@ -248,7 +248,7 @@ func (d *Disk) Mkdir(path string, mode fs.FileMode) error {
 		return d.SyncFolder(filepath.Dir(path))
 	}
 	if parent := filepath.Dir(path); parent != path {
-		if err := d.Mkdir(parent, 0o755); err != nil {
+		if err := d.Mkdir(parent, mode); err != nil {
 			return err
 		}
 	}

@@ -130,3 +130,21 @@ func TestMkdirMode(t *testing.T) {
 		t.Error(st.Mode())
 	}
 }
+
+// Every folder above has the mode as well: one without the setgid bit would
+// hand none on, and a sandbox may not set it.
+func TestMkdirModeOfAll(t *testing.T) {
+	dir := t.TempDir()
+	const mode = 0o750 | fs.ModeSetgid
+	if err := os.Chmod(dir, mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&Disk{}).Mkdir(filepath.Join(dir, "a/b/c"), mode); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{"a", "a/b", "a/b/c"} {
+		if st, err := os.Stat(filepath.Join(dir, p)); err != nil || st.Mode()&(fs.ModePerm|fs.ModeSetgid) != mode {
+			t.Errorf("%s: %v, %v", p, st.Mode(), err)
+		}
+	}
+}

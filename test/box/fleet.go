@@ -166,7 +166,8 @@ func goTool() string {
 // Edge is a bundle of the service, as files.
 func Edge(program, version string) map[string]string {
 	return map[string]string{
-		"bin/edge": program,
+		"bin/edge":               program,
+		"share/deep/er/edge.txt": "of " + version + "\n",
 		"units/edge.service": `[Unit]
 Description=A small HTTP service
 Requires=edge.socket
