@@ -61,7 +61,8 @@ func serve() error {
 		fmt.Fprintln(os.Stderr, "edge: the configuration can't be served")
 		os.Exit(78)
 	case "kills all": // its whole control group: all that its user runs
-		return syscall.Kill(-1, syscall.SIGKILL)
+		_ = syscall.Kill(-1, syscall.SIGKILL) // but for itself (kill(2))
+		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case "forks": // leaves a child that keeps the port, and goes
 		c := exec.Command("/proc/self/exe", "keep")
 		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
