@@ -13,7 +13,7 @@ import (
 // damages are what a disk, or a hand, can make of a record.
 var damages = map[string]func(data []byte) []byte{
 	"emptied":   func([]byte) []byte { return nil },
-	"truncated": func(d []byte) []byte { return d[:len(d)/2] },
+	"truncated": func(d []byte) []byte { return d[:len(d)/8] }, // a journal is padded
 	"zeroes":    func(d []byte) []byte { return make([]byte, len(d)) },
 	"garbage":   func([]byte) []byte { return []byte("\x7fELF\x02\x01") },
 	"a newer minor": func(d []byte) []byte {

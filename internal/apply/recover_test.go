@@ -116,13 +116,15 @@ func TestInterruptedIsTriedThreeTimes(t *testing.T) {
 }
 
 func TestUnreadableJournalGoesBack(t *testing.T) {
-	for name, garbage := range map[string]string{"empty": "", "garbage": "\x00\x01", "future": `{"schema":"7.0"}`} {
+	for name, change := range damages {
 		b := newBox(t)
 		b.stageFull("1")
 		b.must(b.apply())
 		two := b.stageFull("2")
 		b.cutAt(Gating)
-		b.must(os.WriteFile(b.state.Path(layout.Journal), []byte(garbage), 0o644))
+		data, err := os.ReadFile(b.state.Path(layout.Journal))
+		b.must(err)
+		b.must(os.WriteFile(b.state.Path(layout.Journal), change(data), 0o644))
 		if err := b.applier().Recover(context.Background(), false); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -303,3 +303,54 @@ func TestTrialEnds(t *testing.T) {
 		t.Error("something is staged")
 	}
 }
+
+// damages are what a disk, or a hand, can make of a record.
+var damages = map[string]func(data []byte) []byte{
+	"emptied":       func([]byte) []byte { return nil },
+	"truncated":     func(d []byte) []byte { return d[:len(d)/2] },
+	"zeroes":        func(d []byte) []byte { return make([]byte, len(d)) },
+	"garbage":       func([]byte) []byte { return []byte("\x7fELF\x02\x01") },
+	"a newer minor": func(d []byte) []byte { return []byte(strings.Replace(string(d), `"1.0"`, `"1.9"`, 1)) },
+	"another major": func(d []byte) []byte { return []byte(strings.Replace(string(d), `"1.0"`, `"7.0"`, 1)) },
+}
+
+// A damaged record is kept under a name that says so, and never read as "start
+// afresh": an old promote is refused as before, a version keeps its bytes, and a
+// new promote is staged.
+func TestDamagedRecords(t *testing.T) {
+	for _, place := range []layout.Place{layout.Seen, layout.Applied, layout.Result, layout.StagedRecord, layout.Versions} {
+		for damage, change := range damages {
+			b, _ := ready(t)
+			old := b.answer
+			hint := contract.Hint{Schema: contract.One, Version: "3", PromotedAt: contract.At(time.Unix(b.clock, 0)), SeenAt: contract.At(time.Unix(b.clock, 0))}
+			four := b.promote("4", nil)
+			b.must(b.stage(nil))
+			b.must(b.state.Conclude(contract.Result{Tuple: four.Tuple, Outcome: outcome.Applied, At: four.PromotedAt, Config: record.Sum(nil)}))
+			data, err := os.ReadFile(b.state.Path(place))
+			b.must(err)
+			b.must(os.WriteFile(b.state.Path(place), change(data), 0o644))
+
+			answer := b.answer
+			b.answer = old // a replayed pointer
+			b.hint(hint)
+			if err := b.stage(nil); outcome.Exit(err) == outcome.ExitDone || b.staged() == "3" {
+				t.Errorf("%s %s: an old promote: %v, staged is %s", place, damage, err, b.staged())
+			}
+			b.answer = answer
+			b.promote("5", nil)
+			if err := b.stage(nil); err != nil || b.staged() != "5" {
+				t.Errorf("%s %s: a new promote: %v, staged is %s", place, damage, err, b.staged())
+			}
+			b.must(b.sound())
+			kept, _ := filepath.Glob(b.state.Path(place) + ".damaged-*")
+			if place != layout.StagedRecord && len(kept) != 1 { // that one is apply's to read; here it is replaced
+				t.Errorf("%s %s: kept as %v", place, damage, kept)
+			}
+			// The bytes of a version that is on this box are remembered without a record.
+			b.promote("1", func(m *contract.Manifest) { m.VersionText = "other" })
+			if err := b.stage(nil); err == nil || !strings.Contains(err.Error(), string(outcome.Mutated)) {
+				t.Errorf("%s %s: other bytes: %v", place, damage, err)
+			}
+		}
+	}
+}
