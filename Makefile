@@ -12,7 +12,7 @@ PROGRAMS := fetch verify stage apply recover
 LDFLAGS := -s -w -X sluice/internal/program.Version=$(VERSION)
 export CGO_ENABLED := 0
 
-.PHONY: build pipeline check test demo lint vuln fuzz bench install clean need-root
+.PHONY: build pipeline check test powercut demo lint vuln fuzz bench install clean need-root
 
 build: ## the programs, into bin/
 	$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/...
@@ -31,6 +31,9 @@ check: ## what needs neither root nor a box, in under a minute
 
 test: need-root ## everything; installs what is missing
 	test/run test
+
+powercut: need-root ## the power cut at every point of every roll, on ext4 and xfs
+	test/run powercut
 
 demo: need-root ## a throwaway box that rolls itself
 	test/run demo
