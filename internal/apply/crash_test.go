@@ -22,6 +22,7 @@ import (
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/unit"
+	"sluice/test/tree"
 )
 
 // Every durable operation and every call of the manager has a number. A run
@@ -78,7 +79,7 @@ func (b *testbox) stageSelf(version string) contract.Tuple {
 func (b *testbox) fork(dir string, points *fault.Points, bad bool) *testbox {
 	b.t.Helper()
 	c := &testbox{t: b.t, root: layout.Root(dir), promote: b.promote, hand: b.hand, disk: &durable.Disk{Fault: points}}
-	b.must(os.CopyFS(dir, links{os.DirFS(string(b.root)), string(b.root)}))
+	tree.Copy(b.t, dir, string(b.root))
 	c.manager = b.manager.Clone(c.root)
 	c.manager.Fault = points
 	c.state = record.State{Root: c.root, Disk: c.disk, Name: b.state.Name}
@@ -99,17 +100,6 @@ func (b *testbox) reborn() *testbox {
 func (b *testbox) candidate() string {
 	s, _, _ := record.Load[contract.Staged](b.state, layout.StagedRecord)
 	return string(s.Version)
-}
-
-// links makes os.CopyFS copy symbolic links as they are.
-type links struct {
-	fs.FS
-	base string
-}
-
-func (l links) ReadLink(name string) (string, error) { return os.Readlink(filepath.Join(l.base, name)) }
-func (l links) Lstat(name string) (fs.FileInfo, error) {
-	return os.Lstat(filepath.Join(l.base, name))
 }
 
 // picture is all of a box's state, to tell two apart.
@@ -303,7 +293,7 @@ func TestCrash(t *testing.T) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			c := &crashes{t: t, s: s, dir: ramFolder(t), seen: map[string]bool{}}
+			c := &crashes{t: t, s: s, dir: tree.InMemory(t), seen: map[string]bool{}}
 			base := newBoxOf(t, s.component)
 			s.prepare(base)
 			c.run(base)
@@ -314,16 +304,6 @@ func TestCrash(t *testing.T) {
 			}
 		})
 	}
-}
-
-// ramFolder is a folder in memory, where fsync costs nothing.
-func ramFolder(t *testing.T) string {
-	dir, err := os.MkdirTemp("/dev/shm", "sluice-crash-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
 }
 
 type crashes struct {

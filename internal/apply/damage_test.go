@@ -8,29 +8,15 @@ import (
 
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
+	"sluice/test/tree"
 )
-
-// damages are what a disk, or a hand, can make of a record.
-var damages = map[string]func(data []byte) []byte{
-	"emptied":   func([]byte) []byte { return nil },
-	"truncated": func(d []byte) []byte { return d[:len(d)/8] }, // a journal is padded
-	"zeroes":    func(d []byte) []byte { return make([]byte, len(d)) },
-	"garbage":   func([]byte) []byte { return []byte("\x7fELF\x02\x01") },
-	"a newer minor": func(d []byte) []byte {
-		return []byte(strings.Replace(string(d), `"schema": "1.0"`, `"schema": "1.9"`, 1))
-	},
-	"another major": func(d []byte) []byte {
-		return []byte(strings.Replace(string(d), `"schema": "1.0"`, `"schema": "7.0"`, 1))
-	},
-	"over the limit": func(d []byte) []byte { return append(d, []byte(strings.Repeat(" ", 1<<17))...) },
-}
 
 // Whatever is damaged of root's records: it is kept under a name that says so,
 // the service goes on, and the next promote goes through from the build that
 // is good, never from nothing.
 func TestDamagedRecords(t *testing.T) {
 	for _, place := range []layout.Place{layout.Seen, layout.Applied, layout.Result, layout.StagedRecord, layout.Versions} {
-		for damage, change := range damages {
+		for damage, change := range tree.Damages {
 			b := newBox(t)
 			b.stage("1", nil, nil)
 			b.must(b.apply())
@@ -81,7 +67,7 @@ func TestDamagedRecords(t *testing.T) {
 // A damaged applied.json is made again from the good link, also when it is the
 // way back that needs it.
 func TestDamagedAppliedStillGoesBack(t *testing.T) {
-	for damage, change := range damages {
+	for damage, change := range tree.Damages {
 		b := newBox(t)
 		b.stage("1", nil, nil)
 		b.must(b.apply())

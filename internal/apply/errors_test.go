@@ -15,6 +15,7 @@ import (
 	"sluice/internal/marker"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
+	"sluice/test/tree"
 )
 
 // A disk that is full, broken or read-only fails one durable operation, or that
@@ -25,7 +26,7 @@ func TestDiskErrors(t *testing.T) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			c := &crashes{t: t, s: s, dir: ramFolder(t)}
+			c := &crashes{t: t, s: s, dir: tree.InMemory(t)}
 			base := newBoxOf(t, s.component)
 			s.prepare(base)
 			counter := &fault.Points{}

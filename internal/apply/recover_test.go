@@ -17,6 +17,7 @@ import (
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/systemd"
+	"sluice/test/tree"
 )
 
 // cutAt applies what is staged and dies when the journal has been written in
@@ -116,7 +117,7 @@ func TestInterruptedIsTriedThreeTimes(t *testing.T) {
 }
 
 func TestUnreadableJournalGoesBack(t *testing.T) {
-	for name, change := range damages {
+	for name, change := range tree.Damages {
 		b := newBox(t)
 		b.stageFull("1")
 		b.must(b.apply())

@@ -5,7 +5,6 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -24,6 +23,7 @@ import (
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/trust"
+	"sluice/test/tree"
 )
 
 // A bench is a box below a folder, with a verified tree that is asked for.
@@ -63,22 +63,22 @@ func (b *bench) must(err error) {
 func (b *bench) promote(version string, change func(*contract.Manifest)) contract.Build {
 	b.t.Helper()
 	m := contract.Manifest{Schema: contract.One, Component: b.state.Name, Version: contract.Version(version), Platform: contract.Here(), VersionCommand: []string{"bin/edge"}}
-	tree := b.root.Tree(string(b.state.Name), version)
+	verified := b.root.Tree(string(b.state.Name), version)
 	for path, text := range map[string]string{"bin/edge": "#!/bin/sh\necho " + version, "etc/deep/er/edge.conf": "of " + version} {
 		mode := contract.Mode(0o644)
 		if strings.HasPrefix(path, "bin/") {
 			mode = 0o755
 		}
 		m.Files = append(m.Files, contract.File{Path: path, Mode: mode, Size: int64(len(text)), SHA256: record.Sum([]byte(text))})
-		b.must(os.MkdirAll(filepath.Dir(filepath.Join(tree, path)), 0o755))
-		b.must(os.WriteFile(filepath.Join(tree, path), []byte(text), 0o644))
+		b.must(os.MkdirAll(filepath.Dir(filepath.Join(verified, path)), 0o755))
+		b.must(os.WriteFile(filepath.Join(verified, path), []byte(text), 0o644))
 	}
 	slices.SortFunc(m.Files, func(a, b contract.File) int { return strings.Compare(a.Path, b.Path) })
 	if change != nil {
 		change(&m)
 	}
 	manifest := m.Encode()
-	b.must(os.WriteFile(filepath.Join(tree, contract.ManifestName), manifest, 0o644))
+	b.must(os.WriteFile(filepath.Join(verified, contract.ManifestName), manifest, 0o644))
 	b.clock++
 	at := contract.At(time.Unix(b.clock, 0))
 	a := contract.Artifact{Key: contract.BootstrapKey(m.Component, m.Version, "x"), Size: 1, SHA256: record.Sum(nil), TarSize: m.Size(), ManifestSHA256: record.Sum(manifest)}
@@ -106,21 +106,10 @@ func (b *bench) stage(points *fault.Points) error {
 
 func (b *bench) fork(dir string) *bench {
 	b.t.Helper()
-	b.must(os.CopyFS(dir, links{os.DirFS(string(b.root)), string(b.root)}))
+	tree.Copy(b.t, dir, string(b.root))
 	c := &bench{t: b.t, root: layout.Root(dir), key: b.key, answer: b.answer, clock: b.clock}
 	c.state = record.State{Root: c.root, Disk: b.state.Disk, Name: b.state.Name}
 	return c
-}
-
-// links makes os.CopyFS copy symbolic links as they are.
-type links struct {
-	fs.FS
-	base string
-}
-
-func (l links) ReadLink(name string) (string, error) { return os.Readlink(filepath.Join(l.base, name)) }
-func (l links) Lstat(name string) (fs.FileInfo, error) {
-	return os.Lstat(filepath.Join(l.base, name))
 }
 
 // sound judges what must hold at every instant: a set that has its name is
@@ -183,6 +172,7 @@ func ready(t *testing.T) (*bench, contract.Build) {
 // whose fault it was, and the next try stages.
 func TestDiskErrors(t *testing.T) {
 	base, three := ready(t)
+	memory := tree.InMemory(t)
 	for _, e := range []struct {
 		err     error
 		lasting bool
@@ -190,10 +180,7 @@ func TestDiskErrors(t *testing.T) {
 	}{{nil, true, ""}, {unix.ENOSPC, false, outcome.NoSpace}, {unix.ENOSPC, true, outcome.NoSpace}, {unix.EIO, false, outcome.IO}, {unix.EIO, true, outcome.IO}, {unix.EROFS, true, outcome.IO}} {
 		n, failed := 1, 0
 		for ; ; n++ {
-			dir, err := os.MkdirTemp("/dev/shm", "sluice-stage-")
-			if err != nil {
-				dir = t.TempDir()
-			}
+			dir := filepath.Join(memory, fmt.Sprint(n))
 			b := base.fork(filepath.Join(dir, "box"))
 			points := &fault.Points{At: n}
 			where := ""
@@ -211,7 +198,7 @@ func TestDiskErrors(t *testing.T) {
 					return nil
 				}
 			}
-			err = b.stage(points)
+			err := b.stage(points)
 			done := points.Count() < n
 			said := b.sound()
 			if !done && said == nil {
@@ -304,22 +291,12 @@ func TestTrialEnds(t *testing.T) {
 	}
 }
 
-// damages are what a disk, or a hand, can make of a record.
-var damages = map[string]func(data []byte) []byte{
-	"emptied":       func([]byte) []byte { return nil },
-	"truncated":     func(d []byte) []byte { return d[:len(d)/2] },
-	"zeroes":        func(d []byte) []byte { return make([]byte, len(d)) },
-	"garbage":       func([]byte) []byte { return []byte("\x7fELF\x02\x01") },
-	"a newer minor": func(d []byte) []byte { return []byte(strings.Replace(string(d), `"1.0"`, `"1.9"`, 1)) },
-	"another major": func(d []byte) []byte { return []byte(strings.Replace(string(d), `"1.0"`, `"7.0"`, 1)) },
-}
-
 // A damaged record is kept under a name that says so, and never read as "start
 // afresh": an old promote is refused as before, a version keeps its bytes, and a
 // new promote is staged.
 func TestDamagedRecords(t *testing.T) {
 	for _, place := range []layout.Place{layout.Seen, layout.Applied, layout.Result, layout.StagedRecord, layout.Versions} {
-		for damage, change := range damages {
+		for damage, change := range tree.Damages {
 			b, _ := ready(t)
 			old := b.answer
 			hint := contract.Hint{Schema: contract.One, Version: "3", PromotedAt: contract.At(time.Unix(b.clock, 0)), SeenAt: contract.At(time.Unix(b.clock, 0))}

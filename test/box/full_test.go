@@ -102,16 +102,30 @@ func TestFullDisks(t *testing.T) {
 	for i, c := range []struct {
 		what, folder string
 		leave        int64
+		downloaded   bool
 		says         func() string
 	}{
-		{"a full incoming/", "data", 1 << 20, heartbeat},
-		{"a full verified/", "data", 5 << 20, verdict},
-		{"a full sets/", "opt", 10 << 20, result},
+		{"a full incoming/", "data", 1 << 20, false, heartbeat},
+		{"a full verified/", "data", 5 << 20, true, verdict},
+		{"a full sets/", "opt", 10 << 20, false, result},
 	} {
 		version := fmt.Sprint(i + 2)
 		file := bundle(version)
-		free := f.fill(t, c.folder, c.leave)
-		p := must[contract.Pointer](t)(f.Promote(ctx, file))
+		var p contract.Pointer
+		var free func()
+		if c.downloaded { // it fills up after that
+			must[string](t)(f.Exec(ctx, "systemctl", "stop", "sluice-verify@edge.path"))
+			p = must[contract.Pointer](t)(f.Promote(ctx, file))
+			must[struct{}](t)(struct{}{}, Until(ctx, "the download", RollTime, func() (bool, error) {
+				_, err := os.Stat(filepath.Join(f.Root, layout.Root("/").Download("edge", version), layout.ObjectName))
+				return err == nil, err
+			}))
+			free = f.fill(t, c.folder, c.leave)
+			must[string](t)(f.Exec(ctx, "systemctl", "start", "sluice-verify@edge.path"))
+		} else {
+			free = f.fill(t, c.folder, c.leave)
+			p = must[contract.Pointer](t)(f.Promote(ctx, file))
+		}
 		waits(c.what, c.says)
 		free()
 		must[contract.Result](t)(f.Ended(ctx, p, outcome.Applied))

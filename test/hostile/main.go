@@ -19,8 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// huge is the size of a sparse file.
-const huge = 10 << 30
+// huge is the size of a sparse file; most is that of a file which it may have
+// found, and not made.
+const (
+	huge = 10 << 30
+	most = 1 << 20
+)
 
 type hostile struct {
 	base   string
@@ -30,21 +34,22 @@ type hostile struct {
 	swaps  int
 }
 
-// usage: hostile FOLDER SWAPS SEED MARKER. It goes on after SWAPS until it is
-// told to stop, then prints how many there were.
+// usage: hostile FOLDER SWAPS SEED MARKER STOP. It goes on after SWAPS until
+// the file STOP is there, then prints how many there were.
 func main() {
 	swaps, err1 := strconv.Atoi(os.Args[2])
 	seed, err2 := strconv.ParseUint(os.Args[3], 10, 64)
 	if err1 != nil || err2 != nil {
-		fmt.Fprintln(os.Stderr, "usage: hostile FOLDER SWAPS SEED MARKER")
+		fmt.Fprintln(os.Stderr, "usage: hostile FOLDER SWAPS SEED MARKER STOP")
 		os.Exit(2)
 	}
 	h := &hostile{base: os.Args[1], random: rand.New(rand.NewPCG(seed, 0)), files: map[string][]byte{}}
 	signal.Ignore(syscall.SIGIO) // a lease that is broken
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGTERM)
 	_ = filepath.WalkDir(h.base, func(path string, e fs.DirEntry, err error) error {
-		if err == nil && e.Type().IsRegular() {
+		if err != nil || !e.Type().IsRegular() {
+			return nil
+		}
+		if st, err := e.Info(); err == nil && st.Size() <= most {
 			if data, err := os.ReadFile(path); err == nil {
 				h.files[path] = data
 				h.paths = append(h.paths, path)
@@ -52,16 +57,14 @@ func main() {
 		}
 		return nil
 	})
-	for told := false; !told || h.swaps < swaps; {
+	for {
 		h.swap(h.paths[h.random.IntN(len(h.paths))])
 		// It may have made a FIFO of the marker itself.
 		if f, err := os.OpenFile(os.Args[4], os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o640); err == nil {
 			f.Close()
 		}
-		select {
-		case <-stop:
-			told = true
-		default:
+		if _, err := os.Lstat(os.Args[5]); err == nil && h.swaps >= swaps {
+			break
 		}
 	}
 	for path := range h.files { // as it was, so that somebody could use it
@@ -87,7 +90,7 @@ func (h *hostile) swap(path string) {
 	h.swaps++
 	temp := filepath.Join(filepath.Dir(path), ".swap")
 	_ = os.RemoveAll(temp)
-	switch h.random.IntN(16) {
+	switch h.random.IntN(24) {
 	case 0:
 		_ = os.Symlink("/etc/shadow", temp)
 	case 1:
