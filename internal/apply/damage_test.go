@@ -3,7 +3,6 @@ package apply
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"sluice/internal/layout"
