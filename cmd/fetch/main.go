@@ -82,7 +82,7 @@ func verb(name, short string, run func(context.Context, *fetch.Fetcher) error) *
 		if err != nil {
 			return err
 		}
-		disk := &durable.Disk{}
+		disk := &durable.Disk{Replace: true}
 		if err := disk.Mkdir(root.Path(layout.FetchRun, ""), 0o755); err != nil {
 			return err
 		}

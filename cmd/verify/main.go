@@ -41,6 +41,7 @@ func command() *ffcli.Command {
 			}
 			wait, cancel := context.WithTimeout(ctx, lockWait)
 			defer cancel()
+			state.Disk.Replace = true
 			v := &verify.Verifier{State: state, Log: program.Log, Status: program.Status}
 			return v.Run(wait)
 		}),

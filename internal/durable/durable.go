@@ -34,6 +34,10 @@ type Disk struct {
 	// Shared: others may write the same path at the same time, without a lock.
 	// Every temporary file has a name of its own, and what a kill leaves stays.
 	Shared bool
+	// Replace: what stands in the way of a write, a rename or a folder, of
+	// whatever kind, goes. It is for programs whose folder is nobody else's, and
+	// which may not always have been themselves.
+	Replace bool
 }
 
 // WriteFile puts data whole under path: temporary file in the same folder,
@@ -136,7 +140,11 @@ func (d *Disk) Rename(old, path string) error {
 	if err := d.Fault.Hit("rename", path); err != nil {
 		return err
 	}
-	if err := os.Rename(old, path); err != nil {
+	err := os.Rename(old, path)
+	if d.Replace && (errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, fs.ErrExist)) {
+		err = errors.Join(os.RemoveAll(path), os.Rename(old, path))
+	}
+	if err != nil {
 		return err
 	}
 	if err := d.SyncFolder(filepath.Dir(path)); err != nil {
@@ -241,11 +249,14 @@ func (d *Disk) Symlink(target, path string) error {
 // an existing folder is left as it is. A setgid bit is inherited from folder to
 // folder, and not set again: a sandbox with RestrictSUIDSGID= forbids that.
 func (d *Disk) Mkdir(path string, mode fs.FileMode) error {
-	if st, err := os.Lstat(path); err == nil {
-		if !st.IsDir() {
-			return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
-		}
+	if st, err := os.Lstat(path); err == nil && st.IsDir() {
 		return d.SyncFolder(filepath.Dir(path))
+	} else if err == nil && !d.Replace {
+		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
+	} else if err == nil {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
 	}
 	if parent := filepath.Dir(path); parent != path {
 		if err := d.Mkdir(parent, mode); err != nil {

@@ -148,3 +148,31 @@ func TestMkdirModeOfAll(t *testing.T) {
 		}
 	}
 }
+
+// Replace takes away what stands in the way; without it that is an error.
+func TestReplace(t *testing.T) {
+	for _, replace := range []bool{true, false} {
+		d := &Disk{Replace: replace}
+		dir := t.TempDir()
+		for _, name := range []string{"file", "tree/deep"} {
+			if err := os.MkdirAll(filepath.Join(dir, name, "in", "the", "way"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Symlink("/etc", filepath.Join(dir, "folder")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(dir, ".tree.partial"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for what, err := range map[string]error{
+			"a file over a folder": d.WriteFile(filepath.Join(dir, "file"), []byte("new"), 0o644),
+			"a folder over a link": d.Mkdir(filepath.Join(dir, "folder"), 0o755),
+			"a tree over a folder": d.Rename(filepath.Join(dir, ".tree.partial"), filepath.Join(dir, "tree")),
+		} {
+			if (err == nil) != replace {
+				t.Errorf("%s, replace %v: %v", what, replace, err)
+			}
+		}
+	}
+}

@@ -209,7 +209,7 @@ func (f *Fetcher) settle(w *follow) error {
 	if err := f.Disk.Remove(w.state.Path(layout.Pending)); err != nil {
 		return err
 	}
-	return marker.Raise(w.state.Path(layout.Fetched))
+	return marker.Produce(f.Root, layout.FetchedMark, layout.Fetched, string(w.state.Name))
 }
 
 // clean removes downloads of all versions but one.
@@ -361,5 +361,5 @@ func (f *Fetcher) ask(w *follow, now time.Time) error {
 	}
 	w.raised, w.retry = now, time.Time{}
 	f.Log.Info("asking for a promote", "component", w.state.Name, "version", w.pending.Version, "promoted_at", w.pending.PromotedAt)
-	return marker.Raise(w.state.Path(layout.Fetched))
+	return marker.Produce(f.Root, layout.FetchedMark, layout.Fetched, string(w.state.Name))
 }

@@ -36,6 +36,27 @@ func Raise(path string) error {
 	return f.Close()
 }
 
+// Produce raises a marker of an unprivileged program's, in a folder of its own.
+// A folder that is not as the layout has it, which keeps the consumer from
+// taking the marker away, is made anew: whoever broke it could do so because
+// he was that program for a while.
+func Produce(root layout.Root, mark, marker layout.Place, component string) error {
+	folder, row := root.Path(mark, component), layout.RowOf(mark)
+	if st, err := os.Lstat(folder); err != nil || !st.IsDir() || st.Mode().Perm() != row.FileMode().Perm() {
+		if err := os.RemoveAll(folder); err != nil {
+			return err
+		}
+		// The setgid bit, and with it the group, is inherited: a sandbox may not set it.
+		umask := unix.Umask(0)
+		err := os.Mkdir(folder, row.FileMode().Perm())
+		unix.Umask(umask)
+		if err != nil {
+			return err
+		}
+	}
+	return Raise(root.Path(marker, component))
+}
+
 // Tidy removes what a consumer could not, of what stood under a marker's name.
 func Tidy(path string) {
 	if d, err := intake.OpenFolder(filepath.Dir(path)); err == nil {

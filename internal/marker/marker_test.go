@@ -1,6 +1,7 @@
 package marker
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -56,5 +57,36 @@ func TestTakeFollowsNoLink(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(elsewhere, "requested")); err != nil {
 		t.Error("removed a file behind a link")
+	}
+}
+
+// Whatever became of the folder, the marker is raised in one that its consumer
+// can take it from.
+func TestProduceMendsTheFolder(t *testing.T) {
+	for name, spoil := range map[string]func(mark string) error{
+		"as it was": func(string) error { return nil },
+		"gone":      os.RemoveAll,
+		"a link":    func(m string) error { return errors.Join(os.RemoveAll(m), os.Symlink("/etc", m)) },
+		"a file":    func(m string) error { return errors.Join(os.RemoveAll(m), os.WriteFile(m, nil, 0o644)) },
+		"narrow":    func(m string) error { return os.Chmod(m, 0o750) },
+		"not empty": func(m string) error {
+			return errors.Join(os.MkdirAll(filepath.Join(m, "x", "y"), 0o700), os.Chmod(m, 0o700))
+		},
+		"a markerly": func(m string) error { return os.Mkdir(filepath.Join(m, "fetched"), 0o700) },
+	} {
+		root := layout.Root(t.TempDir())
+		mark := root.Path(layout.FetchedMark, "edge")
+		if err := errors.Join(os.MkdirAll(mark, 0o770), os.Chmod(mark, 0o770), spoil(mark)); err != nil {
+			t.Fatal(err)
+		}
+		if err := Produce(root, layout.FetchedMark, layout.Fetched, "edge"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if st, err := os.Lstat(mark); err != nil || !st.IsDir() || st.Mode().Perm() != 0o770 {
+			t.Errorf("%s: the folder is %v, %v", name, st, err)
+		}
+		if was, err := Take(root, layout.DataOf, layout.Fetched, "edge"); !was || err != nil {
+			t.Errorf("%s: taken: %v, %v", name, was, err)
+		}
 	}
 }

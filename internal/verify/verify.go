@@ -63,7 +63,7 @@ func (v *Verifier) Run(ctx context.Context) error {
 	if err != nil || !ask {
 		return err
 	}
-	return marker.Raise(v.State.Path(layout.Requested)) // last, with no lock held
+	return marker.Produce(v.State.Root, layout.RequestMark, layout.Requested, string(v.State.Name)) // last, with no lock held
 }
 
 // verify reports whether root is to be asked.

@@ -54,18 +54,18 @@ func (f *Fleet) fill(t *testing.T, folder string, leave int64) (free func()) {
 // goes through once there is room.
 func TestFullDisks(t *testing.T) {
 	b := open(t)
-	small(t, b, "64m", "160m")
+	small(t, b, "96m", "160m")
 	f := must[*Fleet](t)(NewFleet(t.Context(), b, os.Getenv("BIN"), Bucket, "edge=stable"))
 	must[struct{}](t)(struct{}{}, f.Enroll(t.Context(), "-label", "box-1"))
 	ctx := t.Context()
 	noise := make([]byte, 3<<20) // does not compress
-	bundle := func(version string) string {
+	bundle := func(version string, zeroes int) string {
 		_, _ = rand.Read(noise)
 		files := sleeper("edge", version, "100ms")
-		files["share/noise"], files["share/zeroes"] = string(noise), strings.Repeat("\x00", 6<<20)
+		files["share/noise"], files["share/zeroes"] = string(noise), strings.Repeat("\x00", zeroes)
 		return must[string](t)(f.Bundle(ctx, "edge-"+version, files))
 	}
-	must[contract.Result](t)(f.Ended(ctx, must[contract.Pointer](t)(f.Promote(ctx, bundle("1"))), outcome.Applied))
+	must[contract.Result](t)(f.Ended(ctx, must[contract.Pointer](t)(f.Promote(ctx, bundle("1", 6<<20))), outcome.Applied))
 	state := f.State("edge")
 	waits := func(what string, is func() string) {
 		t.Helper()
@@ -102,15 +102,16 @@ func TestFullDisks(t *testing.T) {
 	for i, c := range []struct {
 		what, folder string
 		leave        int64
+		zeroes       int
 		downloaded   bool
 		says         func() string
 	}{
-		{"a full incoming/", "data", 1 << 20, false, heartbeat},
-		{"a full verified/", "data", 5 << 20, true, verdict},
-		{"a full sets/", "opt", 10 << 20, false, result},
+		{"a full incoming/", "data", 1 << 20, 6 << 20, false, heartbeat},
+		{"a full verified/", "data", 5 << 20, 24 << 20, true, verdict},
+		{"a full sets/", "opt", 10 << 20, 6 << 20, false, result},
 	} {
 		version := fmt.Sprint(i + 2)
-		file := bundle(version)
+		file := bundle(version, c.zeroes)
 		var p contract.Pointer
 		var free func()
 		if c.downloaded { // it fills up after that
