@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"sluice/internal/config"
 	"sluice/internal/contract"
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
@@ -116,7 +117,7 @@ func (a *Applier) tryOn(ctx context.Context) error {
 			a.report(err)
 		}
 	}
-	if a.Auto {
+	if a.Auto && !config.Held(a.State.Root) { // held, nothing can be brought to its end
 		heal, err := a.Manager.Unit(ctx, trialService)
 		if err != nil {
 			return err

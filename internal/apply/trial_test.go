@@ -129,6 +129,12 @@ func TestTrialIsCounted(t *testing.T) {
 		t.Errorf("by hand it counts %s", uptime())
 	}
 	a.Auto = true
+	b.must(os.WriteFile(b.state.Path(layout.Hold), nil, 0o644))
+	b.must(a.Heal(context.Background()))
+	if uptime() != 0 {
+		t.Errorf("while the box is held it counts %s", uptime())
+	}
+	b.must(os.Remove(b.state.Path(layout.Hold)))
 	b.must(a.Heal(context.Background()))
 	if up := since(0); uptime() != min(trialStep, up).Truncate(time.Second) {
 		t.Errorf("%s counted, the machine is up for %s", uptime(), up)
