@@ -24,9 +24,23 @@ import (
 // the units are enabled and active, are saved as the set before-sluice: for
 // as long as nothing has been applied, that is what going back means.
 
+// unitFolders are where the manager reads units from.
+var unitFolders = append([]string{string(layout.SystemdUnits)}, elsewhere...)
+
 // adopts reports whether this roll may take a path over. Only a first one does.
 func (r *roll) adopts(path string) bool {
-	return r.good.None() && slices.Contains(r.conf.Adopt, path)
+	return r.good.None() && slices.ContainsFunc(r.conf.Adopt, func(a string) bool { return r.samePath(a, path) })
+}
+
+// samePath reports whether two paths are one: /lib is a link to /usr/lib on
+// most systems.
+func (r *roll) samePath(a, b string) bool {
+	if a == b || path.Base(a) != path.Base(b) {
+		return a == b
+	}
+	da, aerr := os.Stat(r.State.Root.Join(path.Dir(a)))
+	db, berr := os.Stat(r.State.Root.Join(path.Dir(b)))
+	return aerr == nil && berr == nil && os.SameFile(da, db)
 }
 
 // adopt saves what this roll takes over, durably, before the journal opens. At
@@ -59,11 +73,25 @@ func (r *roll) adopt(ctx context.Context) error {
 // takeOver copies each path below partial, and returns the manifest of that.
 func (r *roll) takeOver(ctx context.Context, partial string) (contract.Manifest, error) {
 	m := contract.Manifest{Schema: contract.One, Component: r.State.Name, Version: contract.BeforeSluice, Platform: contract.Here(), Gate: r.target.Manifest.Gate}
-	m.Gate.Probes = nil // they are for what is new
+	// Probes are for what is new, and so is a window that is shorter than usual.
+	m.Gate.Probes, m.Gate.PassWithin = nil, max(m.Gate.PassWithin, contract.DefaultPassWithin)
+	others, err := r.claims()
+	if err != nil {
+		return m, outcome.Defer(outcome.IO, "%w", err)
+	}
 	if err := errors.Join(r.State.Disk.RemoveTree(partial), r.State.Disk.Mkdir(partial, 0o755)); err != nil {
 		return m, outcome.Defer(wordOf(err, outcome.IO), "%w", err)
 	}
-	for _, at := range r.conf.Adopt {
+	for i, at := range r.conf.Adopt {
+		if other, taken := others[at]; taken {
+			return m, outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q, which belongs to component %s", at, other)
+		}
+		if slices.ContainsFunc(r.conf.Adopt[:i], func(a string) bool { return r.samePath(a, at) }) {
+			continue
+		}
+		if strings.Contains(path.Base(at), "@.") || strings.HasSuffix(path.Dir(at), ".d") && slices.Contains(unitFolders, path.Dir(path.Dir(at))) {
+			return m, outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q: templates and drop-ins can't be taken over, stop and move them away yourself", at)
+		}
 		data, mode, err := r.handMade(at)
 		if err != nil {
 			return m, err
@@ -102,8 +130,8 @@ func (r *roll) handMade(at string) ([]byte, fs.FileMode, error) {
 		return nil, 0, outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q, which is no regular file: put the file itself there", at)
 	case owner.Uid != uint32(os.Geteuid()) || owner.Gid != uint32(os.Getegid()):
 		return nil, 0, outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q, which belongs to %d:%d: chown root:root it", at, owner.Uid, owner.Gid)
-	case st.Mode()&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky) != 0 || st.Mode().Perm()&0o022 != 0:
-		return nil, 0, outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q, whose mode is %s: only its owner may write it", at, st.Mode())
+	case st.Mode()&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky) != 0 || st.Mode().Perm()&0o022 != 0 || st.Mode().Perm()&0o400 == 0:
+		return nil, 0, outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q, whose mode is %s: only its owner may write it, and must be able to read it", at, st.Mode())
 	}
 	data, err := record.ReadFile(path, contract.MaxUnpacked)
 	if err != nil {
@@ -124,11 +152,28 @@ func (r *roll) placeOf(at string) string {
 	return contract.AdoptedFolder + strings.TrimPrefix(at, "/")
 }
 
+// extraLinks are links of enablement that enabling a unit again would not make.
+func (r *roll) extraLinks(name string, data []byte) []string {
+	install := strings.Fields(strings.NewReplacer("=", " ", "\n", " ").Replace(unit.Install(data)))
+	links, _ := filepath.Glob(r.State.Root.Join(path.Join(string(layout.SystemdUnits), "*", name)))
+	var extra []string
+	for _, l := range links {
+		target, kind, ok := strings.Cut(filepath.Base(filepath.Dir(l)), ".wants")
+		if !ok {
+			target, kind, ok = strings.Cut(filepath.Base(filepath.Dir(l)), ".requires")
+		}
+		if ok && kind == "" && !slices.Contains(install, target) {
+			extra = append(extra, strings.TrimPrefix(l, string(r.State.Root)))
+		}
+	}
+	return extra
+}
+
 // takeOverUnit notes what a unit is when it is taken over.
 func (r *roll) takeOverUnit(ctx context.Context, m *contract.Manifest, at string, data []byte) error {
 	name := path.Base(at)
-	dirs := append([]string{string(layout.SystemdUnits)}, elsewhere...)
-	if !slices.Contains(dirs, path.Dir(at)) || strings.Contains(name, "@.") {
+	handled := slices.Contains(m.Units.Enable, name) || slices.Contains(m.Units.Inert, name) || slices.ContainsFunc(m.Units.Restart, func(u contract.Restart) bool { return u.Unit == name })
+	if !slices.Contains(unitFolders, path.Dir(at)) || handled { // also listed where it comes from: it is one unit
 		return nil
 	}
 	u, err := r.Manager.Unit(ctx, name)
@@ -140,6 +185,9 @@ func (r *roll) takeOverUnit(ctx context.Context, m *contract.Manifest, at string
 		if unit.Install(data) == "" {
 			return outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q, which is enabled without an [Install] section: give it one, so that it can be enabled again", at)
 		}
+		if extra := r.extraLinks(name, data); len(extra) > 0 {
+			return outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q, which its [Install] section does not make %v: say WantedBy= there, or remove the link", at, extra)
+		}
 		m.Units.Enable = append(m.Units.Enable, name)
 	case "", "disabled", "static", "indirect":
 		if m.Ships(name) {
@@ -148,7 +196,7 @@ func (r *roll) takeOverUnit(ctx context.Context, m *contract.Manifest, at string
 	default:
 		return outcome.Refuse(outcome.ForeignFile, "SLUICE_ADOPT lists %q, which is %s: only what is enabled or disabled can be put back", at, u.UnitFileState)
 	}
-	if path.Ext(name) == ".service" && u.Active() {
+	if path.Ext(name) == ".service" && u.Wanted() {
 		m.Units.Restart = append(m.Units.Restart, contract.Restart{Unit: name})
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
+	"sluice/internal/systemd"
 )
 
 // byHand sets a box up by hand: a service with a program, and a timer, both
@@ -129,6 +130,28 @@ func TestAdoptRefuses(t *testing.T) {
 		"anybody's":    {func(b *testbox) { b.must(os.Chmod(b.root.Join(unit), 0o666)) }, "only its owner"},
 		"somebody's":   {func(b *testbox) { b.must(os.Chown(b.root.Join(unit), 1, 1)) }, "chown root:root"},
 		"no [Install]": {func(b *testbox) { b.must(os.WriteFile(b.root.Join(unit), []byte("[Service]\nExecStart=/x\n"), 0o644)) }, "[Install]"},
+		"unreadable":   {func(b *testbox) { b.must(os.Chmod(b.root.Join(unit), 0o200)) }, "able to read"},
+		"a template":   {func(b *testbox) { b.adopts(unit, "/etc/systemd/system/edge@.service") }, "templates and drop-ins"},
+		"a drop-in":    {func(b *testbox) { b.adopts(unit, "/etc/systemd/system/edge.service.d/x.conf") }, "templates and drop-ins"},
+		"another's": {func(b *testbox) {
+			other := &testbox{t: b.t, root: b.root, state: record.State{Root: b.root, Disk: b.disk, Name: "other"}, manager: b.manager, disk: b.disk}
+			for _, p := range []layout.Place{layout.Sets, layout.StagedMark} {
+				b.must(os.MkdirAll(other.state.Path(p), 0o755))
+			}
+			build := other.stage("1", map[string]string{"units/old.timer": "[Timer]\nOnCalendar=daily\n[Install]\nWantedBy=timers.target\n"}, func(m *contract.Manifest) {
+				m.Files = slices.DeleteFunc(m.Files, func(f contract.File) bool { return f.Path == "units/edge.service" })
+				m.Units.Enable, m.Units.Restart = nil, nil
+			})
+			_, digest, err := record.Manifest(other.state.Set("1"))
+			b.must(err)
+			b.must(other.state.Save(layout.Applied, contract.Applied{Schema: contract.One, Build: contract.Build{Tuple: build, ManifestSHA256: digest}}))
+			b.adopts(unit, "/etc/systemd/system/old.timer")
+		}, "belongs to component other"},
+		"a link of its own": {func(b *testbox) {
+			at := b.root.Join("/etc/systemd/system/rescue.target.wants/edge.service")
+			b.must(os.MkdirAll(filepath.Dir(at), 0o755))
+			b.must(os.Symlink("../edge.service", at))
+		}, "rescue.target.wants"},
 		"odd name": {func(b *testbox) {
 			b.must(os.WriteFile(b.root.Join("/etc/a~b"), nil, 0o644))
 			b.adopts(unit, "/etc/a~b")
@@ -151,6 +174,50 @@ func TestAdoptRefuses(t *testing.T) {
 		if calls := b.manager.Calls(); len(calls) > 1 { // the version command
 			t.Errorf("%s: %v", name, calls)
 		}
+	}
+}
+
+// A service that is on its way up when it is taken over is wanted: it is up
+// again after a first roll that failed.
+func TestAdoptWhatIsStarting(t *testing.T) {
+	b := newBox(t)
+	b.byHand()
+	one := b.stageFull("1")
+	b.manager.OnStart = b.failsOn("1")
+	a := b.applier()
+	a.Manager = tampering{b.manager, func(u *systemd.Unit) {
+		if u.Name == "edge.service" && u.InvocationID == "life-1" {
+			u.ActiveState, u.HasJob = "activating", true
+		}
+	}}
+	_ = a.Run(context.Background(), context.Background())
+	b.ended(one, outcome.RolledBack, outcome.Gate)
+	if version, err := b.oneBuild(); err != nil || version != "" {
+		t.Errorf("%q, %v", version, err)
+	}
+}
+
+// A unit of the distribution's is one unit under both names of its folder.
+func TestAdoptFromUsrLib(t *testing.T) {
+	const lib, usr, etc = "/lib/systemd/system/edge.service", "/usr/lib/systemd/system/edge.service", "/etc/systemd/system/edge.service"
+	for name, adopt := range map[string][]string{"as /lib": {lib}, "as /usr/lib": {usr}, "both": {usr, lib}} {
+		b := newBox(t)
+		b.must(os.MkdirAll(b.root.Join("/usr/lib/systemd/system"), 0o755))
+		b.must(os.Symlink("usr/lib", b.root.Join("/lib")))
+		text := "[Service]\nExecStart=/x\n[Install]\nWantedBy=default.target\n"
+		b.must(os.WriteFile(b.root.Join(usr), []byte(text), 0o644))
+		b.adopts(adopt...)
+		one := b.stageFull("1")
+		b.manager.OnStart = b.failsOn("1")
+		_ = b.apply()
+		b.ended(one, outcome.RolledBack, outcome.Gate)
+		if exists(b.root.Join(etc)) || string(must(os.ReadFile(b.root.Join(usr)))) != text {
+			t.Errorf("%s: it is not as it was", name)
+		}
+		b.manager.OnStart = nil
+		two := b.stageFull("2")
+		b.must(b.apply())
+		b.ended(two, outcome.Applied, "")
 	}
 }
 

@@ -71,6 +71,9 @@ func (a *Applier) Run(ctx, locks context.Context) error {
 	if a.conf, err = config.LoadComponent(a.State.Root, a.State.Name); err != nil {
 		return err
 	}
+	if err := a.endTrial(ctx); err != nil {
+		return err
+	}
 	staged, ok, err := record.LoadOrQuarantine[contract.Staged](a.State, layout.StagedRecord, a.report)
 	if err != nil || !ok {
 		return err

@@ -264,6 +264,7 @@ func TestGateReasons(t *testing.T) {
 		}, outcome.Gate, "signal 9"},
 		"job failed":        {func(u *systemd.Unit) string { return "timeout" }, outcome.Gate, `ended as "timeout"`},
 		"changed on disk":   {func(u *systemd.Unit) string { u.NeedReload = true; return systemd.JobDone }, outcome.Gate, "changed after the manager read it"},
+		"a drop-in":         {func(u *systemd.Unit) string { u.Exec = "/usr/local/bin/other"; return systemd.JobDone }, outcome.Gate, "a drop-in replaces it"},
 		"inactive, exits 0": {func(u *systemd.Unit) string { u.ActiveState, u.ExitCode = "inactive", 1; return systemd.JobDone }, outcome.Gate, "exit status 0"},
 	} {
 		b := newBox(t)
@@ -284,6 +285,28 @@ func TestGateReasons(t *testing.T) {
 		}
 		b.runs("1")
 	}
+}
+
+// A name that enabling the good build made an alias may become a unit of its
+// own, and an alias again.
+func TestAliasBecomesAUnit(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	alias := b.root.Join("/etc/systemd/system/web.service")
+	b.must(os.Symlink("/etc/systemd/system/edge.service", alias)) // as Alias= does
+	two := b.stage("2", map[string]string{"units/web.service": "[Service]\nType=oneshot\nExecStart=/x\n"}, nil)
+	b.must(b.apply())
+	b.ended(two, outcome.Applied, "")
+	b.runs("2")
+	// Of anybody else's it is not taken.
+	b = newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	b.must(os.Symlink("/etc/systemd/system/other.service", b.root.Join("/etc/systemd/system/web.service")))
+	two = b.stage("2", map[string]string{"units/web.service": "[Service]\nType=oneshot\nExecStart=/x\n"}, nil)
+	_ = b.apply()
+	b.ended(two, outcome.Refused, outcome.ForeignFile)
 }
 
 // A unit that dies in the soak and is started again by the manager looks

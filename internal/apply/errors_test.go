@@ -85,10 +85,14 @@ func (c *crashes) diskError(base *testbox, n int, errno unix.Errno, word outcome
 	}
 	committed := !c.s.heal && b.committed(target)
 	if wasOpen { // as OnFailure= does
-		c.judge(b.revive(c.s, false), "%s, recovered", what)
+		err := b.revive(c.s, false)
+		if err == nil {
+			err = b.after(c.s.old, target, committed)
+		}
+		c.judge(err, "%s, recovered", what)
 	}
 	if _, err := b.oneBuild(); err != nil && (wasOpen || !c.s.heal) { // heal comes again
-		c.judge(err, "%s, recovered (committed %v)", what, committed)
+		c.judge(err, "%s, recovered", what)
 		return
 	}
 	// The disk is right again, and fetch asks again.

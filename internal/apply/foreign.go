@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"sluice/internal/contract"
@@ -42,6 +43,9 @@ func (r *roll) refuseForeign(ctx context.Context) error {
 				return outcome.Defer(outcome.IO, "%w", err)
 			}
 			continue
+		}
+		if alias, err := os.Readlink(r.State.Root.Join(target)); err == nil && r.good.Manifest.Ships(filepath.Base(alias)) && slices.Contains([]string{"/", string(layout.SystemdUnits)}, path.Join("/", path.Dir(alias))) {
+			continue // enabling the good build made it an alias
 		}
 		if _, err := os.Lstat(r.State.Root.Join(target)); !errors.Is(err, fs.ErrNotExist) && !r.adopts(target) {
 			return outcome.Refuse(outcome.ForeignFile, "%q exists, and no build of %s put it there: move it away, or let the first roll take it over with SLUICE_ADOPT, in %q", target, r.State.Name, r.State.Path(layout.ComponentConf))

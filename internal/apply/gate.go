@@ -20,6 +20,7 @@ import (
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/systemd"
+	"sluice/internal/unit"
 )
 
 // How often the gate looks when nothing wakes it, and how often it asks the
@@ -241,7 +242,33 @@ func (j *judge) unit(ctx context.Context, u systemd.Unit) error {
 	if want := path.Join(string(layout.SystemdUnits), contract.UnitFile(u.Name)); u.FragmentPath != want && j.build.Manifest.Ships(u.Name) {
 		return fatal{fmt.Errorf("%s runs from %q, not from %q", u.Name, u.FragmentPath, want)}
 	}
+	if err := j.started(u); err != nil {
+		return fatal{err}
+	}
 	return j.executable(u)
+}
+
+// started compares the program that the manager starts with the one that the
+// signed unit file names: a drop-in may say otherwise, and then whatever the build
+// brings is not what is judged.
+func (j *judge) started(u systemd.Unit) error {
+	data, err := record.ReadFile(filepath.Join(j.build.Set, contract.UnitsFolder, contract.UnitFile(u.Name)), unit.MaxFile)
+	if err != nil || u.Exec == "" {
+		return nil // it ships none
+	}
+	opts, err := unit.Parse(data)
+	if err != nil {
+		return nil
+	}
+	starts := unit.Options(opts, "Service", "ExecStart")
+	if len(starts) == 0 {
+		return nil
+	}
+	want, _, _ := strings.Cut(strings.TrimLeft(starts[0], "@-:+!| "), " ")
+	if path.IsAbs(want) && !strings.ContainsAny(want, "%$\"'\\") && path.Clean(want) != path.Clean(u.Exec) {
+		return fmt.Errorf("%s starts %q, its unit file says %q: a drop-in replaces it", u.Name, u.Exec, want)
+	}
+	return nil
 }
 
 func ended(u systemd.Unit) string {

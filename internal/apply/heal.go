@@ -34,15 +34,27 @@ func (a *Applier) Heal(ctx context.Context) error {
 		return err
 	}
 	errs := []error{a.rearm(ctx)}
-	if a.State.Name == layout.Pipeline && !a.State.Open() {
-		errs = append(errs, a.tryOn(ctx))
+	putBack := false
+	if !a.State.Open() {
+		if conf, cerr := config.LoadComponent(a.State.Root, a.State.Name); cerr == nil { // it is followed
+			a.conf = conf
+			_, err = a.good() // a damaged applied.json is made again
+			errs = append(errs, err)
+		}
+		if a.State.Name == layout.Pipeline {
+			putBack, err = a.tryOn(ctx)
+			errs = append(errs, err)
+		}
 	}
 	open := a.State.Open()
 	if !open {
 		errs = append(errs, a.tidy(), a.look(ctx))
 	}
 	lock.Release()
-	if open {
+	switch {
+	case open && putBack:
+		errs = append(errs, a.recoverFromPrior(ctx))
+	case open:
 		a.Log.Warn("a roll is open and nobody is at work on it: starting its recovery", "component", a.State.Name)
 		errs = append(errs, a.Manager.Queue(ctx, fmt.Sprintf("sluice-recover@%s.service", a.State.Name)))
 	}

@@ -86,7 +86,7 @@ func (r *roll) reopen() (bool, error) {
 			return false, err
 		}
 	}
-	if r.Auto && !r.boot && journal.Tries >= maxTries {
+	if r.Auto && !r.boot && journal.Tries >= maxTries && Recovery(journal.Phase) == Back {
 		// Every try restarts services: after two it is for a person to say when.
 		return false, fmt.Errorf("recovery of %s has failed %d times: see why in the log, then run `%s`", r.State.Name, journal.Tries, r.State.RecoverCommand())
 	}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"sluice/internal/contract"
 	"sluice/internal/durable"
@@ -281,6 +280,28 @@ func TestResultIsCountedOnce(t *testing.T) {
 	}
 }
 
+// Nor does a deferral in between forget a try: a build that takes the machine
+// down with it would be tried for ever.
+func TestDeferralsForgetNoTries(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	two := b.stage("2", nil, nil)
+	for attempt := 1; attempt <= outcome.MaxAttempts; attempt++ {
+		b.cutAt(Gating)
+		b.must(b.applier().Recover(context.Background(), false))
+		if r := b.ended(two, outcome.RolledBack, outcome.Interrupted); r.Attempt != attempt {
+			t.Errorf("attempt %d: %+v", attempt, r)
+		}
+		for range 3 {
+			b.must(b.state.Conclude(contract.Result{Tuple: two, Outcome: outcome.Deferred, Reason: "no-space: x", Config: record.Sum(nil), DownMS: -1}))
+		}
+		if r := b.ended(two, outcome.RolledBack, outcome.Interrupted); r.Attempt != attempt || strings.Count(r.Reason, "since then") != 1 || !strings.Contains(r.Reason, "no-space: x") {
+			t.Errorf("attempt %d, deferred: %+v", attempt, r)
+		}
+	}
+}
+
 // What was deferred before takes no try from what is interrupted.
 func TestDeferralsTakeNoTries(t *testing.T) {
 	b := newBox(t)
@@ -288,7 +309,7 @@ func TestDeferralsTakeNoTries(t *testing.T) {
 	b.must(b.apply())
 	two := b.stage("2", nil, nil)
 	for range 4 {
-		b.must(b.applier().finish(two, outcome.Deferred, "no-space: x", time.Now(), -1))
+		b.must(b.state.Conclude(contract.Result{Tuple: two, Outcome: outcome.Deferred, Reason: "no-space: x", Config: record.Sum(nil), DownMS: -1}))
 	}
 	b.cutAt(Gating)
 	b.must(b.applier().Recover(context.Background(), false))

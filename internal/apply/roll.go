@@ -117,7 +117,7 @@ func (r *roll) open(ctx context.Context, b contract.Build) error {
 	r.journal = contract.Journal{Schema: contract.One, ID: newID(), Component: r.State.Name, Target: b, Good: r.journal.Good,
 		WasActive: []string{}, StartedAt: contract.At(r.Now()), BootID: bootID()}
 	for _, u := range r.good.Manifest.UnitFiles() {
-		if got, err := r.Manager.Unit(ctx, u); err == nil && !strings.Contains(u, "@.") && got.Active() {
+		if got, err := r.Manager.Unit(ctx, u); err == nil && !strings.Contains(u, "@.") && got.Wanted() {
 			r.journal.WasActive = append(r.journal.WasActive, u)
 		}
 	}

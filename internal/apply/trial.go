@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -22,9 +23,9 @@ import (
 // the last pipeline that did so stays as the link prior. heal runs from there,
 // and goes back to it.
 
-// How long a trial may take, counted while the box is up, and in which steps
-// heal counts. A step is the most that one run of heal adds: whatever happened
-// between two runs, no trial is over early.
+// How long a trial may take, counted while the box is up and not held, and in
+// which steps heal counts. A step is the most that one run of heal adds, so that
+// runs which were missed make no trial shorter.
 const (
 	trialLimit = time.Hour
 	trialStep  = 10 * time.Minute
@@ -51,7 +52,7 @@ func (r *roll) selfTest(ctx context.Context) error {
 	}
 	r.Status("%s %s: self-test", r.State.Name, r.journal.Target.Version)
 	recover := filepath.Join(r.State.Path(layout.Current), "bin", "recover")
-	out, err := r.Manager.Run(ctx, systemd.Command{Argv: []string{recover, "-check", "-root", string(r.State.Root)}, Profile: systemd.Isolated, Timeout: selfTestTime, Output: selfTestOutput})
+	out, err := r.Manager.Run(ctx, systemd.Command{Argv: []string{recover, "-check", "-root", string(r.State.Root)}, Profile: systemd.Scratch, Timeout: selfTestTime, Output: selfTestOutput})
 	if err != nil {
 		return outcome.Rollback(wordOf(err, outcome.Gate), "its self-test: %w", err)
 	}
@@ -91,25 +92,50 @@ func (r *roll) beginTrial(ctx context.Context) error {
 	return nil
 }
 
+// endTrial ends the trial of the pipeline that runs: its fetch, verify and stage
+// have brought a request to its end, as stage has noted; and this program, in its
+// own unit, can write where a roll writes and speak to the manager.
+func (a *Applier) endTrial(ctx context.Context) error {
+	trial, applied := record.Optional[contract.Trial](a.State, layout.Trial), record.Optional[contract.Applied](a.State, layout.Applied)
+	if a.State.Name != layout.Pipeline || trial == nil || applied == nil || trial.Version != applied.Version || !trial.Proved {
+		return nil
+	}
+	for _, p := range []layout.Place{layout.SystemdUnits, layout.Sysusers, layout.Tmpfiles} {
+		probe := filepath.Join(a.State.Path(p), ".sluice-trial")
+		if err := errors.Join(a.State.Disk.WriteFile(probe, nil, 0o600), a.State.Disk.Remove(probe)); err != nil {
+			return fmt.Errorf("%s is on trial, and can't do what a roll does: %w", trial.Version, err)
+		}
+	}
+	if _, err := a.Manager.Unit(ctx, bootService); err != nil {
+		return fmt.Errorf("%s is on trial, and can't do what a roll does: %w", trial.Version, err)
+	}
+	a.Log.Info("the new pipeline has proved itself", "component", a.State.Name, "version", trial.Version)
+	return a.State.EndTrial()
+}
+
 // tryOn counts on the trial of a self-update, and ends it when it has taken too
 // long: it opens the roll back to the pipeline that proved itself. Recovery
 // does the rest, from that pipeline. The caller holds the lock.
-func (a *Applier) tryOn(ctx context.Context) error {
-	trial, ok, err := record.LoadOrQuarantine[contract.Trial](a.State, layout.Trial, a.report)
+func (a *Applier) tryOn(ctx context.Context) (putBack bool, _ error) {
+	trial, ok, err := a.trial()
 	if err != nil {
-		return err
+		return false, err
 	}
 	timer, err := a.Manager.Unit(ctx, trialTimer)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if !ok {
 		err := a.State.Disk.Remove(a.State.Path(layout.Prior)) // what a kill left of a trial that has ended
+		// Its condition was met, and then prior went: it would stay failed.
+		if u, uerr := a.Manager.Unit(ctx, trialService); uerr == nil && u.ActiveState == "failed" {
+			err = errors.Join(err, a.Manager.ResetFailed(ctx, trialService))
+		}
 		if timer.Active() {
 			job, serr := a.Manager.Stop(ctx, trialTimer)
 			err = errors.Join(err, systemd.Done("stopping", trialTimer, job, serr))
 		}
-		return err
+		return false, err
 	}
 	if !timer.Active() && timer.LoadState == "loaded" {
 		job, err := a.Manager.Start(ctx, trialTimer)
@@ -117,27 +143,70 @@ func (a *Applier) tryOn(ctx context.Context) error {
 			a.report(err)
 		}
 	}
-	if a.Auto && !config.Held(a.State.Root) { // held, nothing can be brought to its end
+	if config.Held(a.State.Root) { // nothing can be brought to its end
+		return false, nil
+	}
+	if a.Auto {
 		heal, err := a.Manager.Unit(ctx, trialService)
 		if err != nil {
-			return err
+			return false, err
 		}
-		trial.UptimeS += int64(min(trialStep, since(heal.Left)) / time.Second)
+		if trial.UptimeS == 0 {
+			trial.UptimeS = 1 // it began after the last run: from here on it counts
+		} else {
+			trial.UptimeS += int64(min(trialStep, since(heal.Left)) / time.Second)
+		}
 		if err := a.State.Save(layout.Trial, trial); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if time.Duration(trial.UptimeS)*time.Second <= trialLimit {
-		return nil
+		return false, nil
 	}
-	return a.putBack(trial)
+	return true, a.putBack(trial)
+}
+
+// recoverTime is how long the way back to a pipeline may take: more than any
+// gate.
+const recoverTime = 20 * time.Minute
+
+// recoverFromPrior runs recovery of the pipeline by the one that is good again, and
+// not by its units: those that are installed are of the pipeline that failed.
+func (a *Applier) recoverFromPrior(ctx context.Context) error {
+	recover := filepath.Join(a.State.Path(layout.Good), "bin", "recover")
+	out, err := a.Manager.Run(ctx, systemd.Command{Argv: []string{recover, "-component", string(a.State.Name)}, Profile: systemd.Tool, Timeout: recoverTime, Output: contract.MaxReason})
+	if err == nil && (out.Status != 0 || out.Ended != "") {
+		err = fmt.Errorf("recovering %s: exit status %d%s: %s", a.State.Name, out.Status, andEnded(out.Ended), contract.Clip(out.Text))
+	}
+	return err
+}
+
+// trial reads the record of the trial. A damaged one is made again, from the
+// beginning, as long as the link prior is there: a pipeline that broke its own
+// record is not thereby good.
+func (a *Applier) trial() (contract.Trial, bool, error) {
+	_, serr := os.Lstat(a.State.Path(layout.Trial))
+	trial, ok, err := record.LoadOrQuarantine[contract.Trial](a.State, layout.Trial, a.report)
+	if err != nil || ok || serr != nil {
+		return trial, ok, err
+	}
+	applied, _, err := record.Load[contract.Applied](a.State, layout.Applied)
+	prior, lerr := os.Readlink(a.State.Path(layout.Prior))
+	if err != nil || lerr != nil || filepath.Base(prior) == string(applied.Version) {
+		return trial, false, err
+	}
+	trial = contract.Trial{Schema: contract.One, Version: applied.Version, Prior: contract.Version(filepath.Base(prior)), PromotedAt: applied.PromotedAt}
+	return trial, true, a.State.Save(layout.Trial, trial)
 }
 
 // putBack opens the roll back to the pipeline before a trial.
 func (a *Applier) putBack(trial contract.Trial) error {
 	applied, ok, err := record.Load[contract.Applied](a.State, layout.Applied)
-	if err != nil || !ok || applied.Version != trial.Version {
-		return fmt.Errorf("the trial is of %s, and what is applied is %q: %w", trial.Version, applied.Version, err)
+	if err != nil {
+		return err
+	}
+	if !ok || applied.Version != trial.Version { // something else runs: there is nothing to put back
+		return a.State.EndTrial()
 	}
 	m, digest, err := record.Manifest(a.State.Set(trial.Prior))
 	if err == nil {

@@ -9,11 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice/internal/contract"
 	"sluice/internal/layout"
+	"sluice/internal/marker"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/systemd"
+	"sluice/test/tree"
 )
 
 // onTrial leaves a self-update from 1 to 2 on trial, for so long.
@@ -99,7 +103,7 @@ func TestSelfTestIsInTheGate(t *testing.T) {
 		two := b.stageSelf("2")
 		b.manager.OnRun = func(cmd systemd.Command) systemd.Output {
 			if filepath.Base(cmd.Argv[0]) == "recover" {
-				if cmd.Argv[0] != filepath.Join(b.state.Path(layout.Current), "bin/recover") || cmd.Argv[1] != "-check" || cmd.Profile != systemd.Isolated {
+				if cmd.Argv[0] != filepath.Join(b.state.Path(layout.Current), "bin/recover") || cmd.Argv[1] != "-check" || cmd.Profile != systemd.Scratch {
 					t.Errorf("%s: %+v", name, cmd)
 				}
 				return c.out
@@ -136,7 +140,11 @@ func TestTrialIsCounted(t *testing.T) {
 	}
 	b.must(os.Remove(b.state.Path(layout.Hold)))
 	b.must(a.Heal(context.Background()))
-	if up := since(0); uptime() != min(trialStep, up).Truncate(time.Second) {
+	if uptime() != time.Second {
+		t.Errorf("%s counted of a trial that may just have begun", uptime())
+	}
+	b.must(a.Heal(context.Background()))
+	if up := since(0); uptime()-time.Second != min(trialStep, up).Truncate(time.Second) {
 		t.Errorf("%s counted, the machine is up for %s", uptime(), up)
 	}
 	before := uptime()
@@ -172,7 +180,7 @@ func TestTrialThatTakesTooLong(t *testing.T) {
 	trial.UptimeS++
 	b.must(b.state.Save(layout.Trial, *trial))
 	b.must(b.applier().Heal(context.Background()))
-	if b.link(layout.Good) != "1" || !slices.Contains(b.manager.Calls(), "queue sluice-recover@sluice.service") {
+	if b.link(layout.Good) != "1" || !slices.Contains(b.manager.Calls(), "run recover") {
 		t.Errorf("good is %s; %v", b.link(layout.Good), b.manager.Calls())
 	}
 	b.must(b.applier().Recover(context.Background(), false))
@@ -195,17 +203,86 @@ func TestTrialThatTakesTooLong(t *testing.T) {
 	b.runs("2")
 }
 
-// A damaged trial.json is moved aside, and nothing is put back for it.
+// A damaged trial.json is moved aside, and the trial begins again: what is on
+// trial is not good because its record is broken.
 func TestDamagedTrial(t *testing.T) {
-	for _, garbage := range []string{"", "{", "\x00\x00", `{"schema":"1.7"}`, `{"schema":"9.0"}`} {
+	for name, change := range tree.Damages {
 		b := newBoxOf(t, layout.Pipeline)
-		b.onTrial(0)
-		b.must(os.WriteFile(b.state.Path(layout.Trial), []byte(garbage), 0o644))
+		two := b.onTrial(trialLimit)
+		data, err := os.ReadFile(b.state.Path(layout.Trial))
+		b.must(err)
+		b.must(os.WriteFile(b.state.Path(layout.Trial), change(data), 0o644))
 		b.must(b.applier().Heal(context.Background()))
 		b.runs("2")
 		entries, _ := filepath.Glob(b.state.Path(layout.Trial) + ".damaged-*")
-		if len(entries) != 1 || exists(b.state.Path(layout.Prior)) {
-			t.Errorf("%q: %v", garbage, entries)
+		trial := record.Optional[contract.Trial](b.state, layout.Trial)
+		if len(entries) != 1 || trial == nil || trial.Version != "2" || trial.Prior != "1" || trial.UptimeS != 0 || !trial.PromotedAt.Equal(two.PromotedAt.Time) {
+			t.Errorf("%s: %v, %+v", name, entries, trial)
 		}
+	}
+}
+
+// A damaged applied.json, made again from the link good, keeps no trial from
+// being over.
+func TestTrialWithoutApplied(t *testing.T) {
+	b := newBoxOf(t, layout.Pipeline)
+	two := b.onTrial(trialLimit + time.Second)
+	b.must(os.WriteFile(b.state.Path(layout.Applied), []byte("{"), 0o644))
+	b.must(b.applier().Heal(context.Background()))
+	b.must(b.applier().Recover(context.Background(), false))
+	r := record.Optional[contract.Result](b.state, layout.Result)
+	if r == nil || r.Outcome != outcome.RolledBack || r.Version != two.Version {
+		t.Errorf("%+v", r)
+	}
+	b.runs("1")
+}
+
+// The trial ends in apply: stage raises its marker when a request was brought
+// to its end, and apply shows that it can do what a roll does.
+func TestTrialEndsInApply(t *testing.T) {
+	b := newBoxOf(t, layout.Pipeline)
+	two := b.onTrial(0)
+	b.must(marker.Raise(b.state.Path(layout.Staged)))
+	b.must(b.apply())
+	trial := record.Optional[contract.Trial](b.state, layout.Trial)
+	if trial == nil {
+		t.Fatal("it ended, and stage has proved nothing")
+	}
+	trial.Proved = true
+	b.must(b.state.Save(layout.Trial, *trial))
+	b.disk.Fault.Refuse = func(op, object string) error {
+		if strings.Contains(object, ".sluice-trial") {
+			return &os.PathError{Op: op, Path: object, Err: unix.EROFS}
+		}
+		return nil
+	}
+	b.must(marker.Raise(b.state.Path(layout.Staged)))
+	if err := b.apply(); err == nil || !strings.Contains(err.Error(), "can't do what a roll does") || !exists(b.state.Path(layout.Trial)) {
+		t.Errorf("it can write nowhere: %v", err)
+	}
+	b.disk.Fault.Refuse = nil
+	b.must(marker.Raise(b.state.Path(layout.Staged)))
+	b.must(b.apply())
+	if exists(b.state.Path(layout.Trial)) || exists(b.state.Path(layout.Prior)) {
+		t.Error("it is still on trial")
+	}
+	b.ended(two, outcome.Applied, "")
+	b.runs("2")
+	if left, _ := filepath.Glob(b.root.Join("/etc/*/*/.sluice-trial*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// Another build runs than the one on trial: there is nothing to put back.
+func TestTrialOfSomethingElse(t *testing.T) {
+	b := newBoxOf(t, layout.Pipeline)
+	b.onTrial(trialLimit + time.Second)
+	trial := record.Optional[contract.Trial](b.state, layout.Trial)
+	trial.Version = "7"
+	b.must(b.state.Save(layout.Trial, *trial))
+	b.must(b.applier().Heal(context.Background()))
+	b.runs("2")
+	if b.state.Open() || exists(b.state.Path(layout.Trial)) || exists(b.state.Path(layout.Prior)) {
+		t.Error("it is still on trial")
 	}
 }

@@ -124,7 +124,7 @@ func TestReadRefuses(t *testing.T) {
 			}
 			return os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(`{"component":"edge","version":"1","version_command":["bin/edge"],"units":{"enable":["edge.service"]}}`), 0o644)
 		},
-		"has no [Install]": func(dir string) error {
+		"makes no link": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(`{"component":"edge","version":"1","version_command":["bin/edge"],"units":{"enable":["edge.service"]}}`), 0o644)
 		},
 		"does not have": func(dir string) error {

@@ -47,7 +47,7 @@ func TestGolden(t *testing.T) {
 		"versions-1.0": record(Versions{One, VersionLog{{"2", digest}, {"1", digest}}}),
 		"journal-1.0":  record(Journal{One, "x", "edge", "gating", "gate", Build{tuple, digest}, &Build{tuple, digest}, []string{"edge.service"}, "", 0, at, "b"}),
 		"drift-1.0":    record(Drift{One, at, true, []DriftRef{{"set:1.0.0", "damaged", "bin/edge has other bytes"}}}),
-		"trial-1.0":    record(Trial{One, "2.0.0", "1.0.0", at, 600}),
+		"trial-1.0":    record(Trial{One, "2.0.0", "1.0.0", at, 600, false}),
 		"result-1.0":   record(Result{One, tuple, outcome.RolledBack, "gate: it did not come up", 1, digest, at, 5, -1}),
 	} {
 		path := filepath.Join("testdata", "golden", name+".json")

@@ -247,10 +247,11 @@ func (r Result) Terminal(config Digest) bool {
 // it ends when the new pipeline has brought a request to its end.
 type Trial struct {
 	Schema     Step    `json:"schema"`
-	Version    Version `json:"version"`     // on trial
-	Prior      Version `json:"prior"`       // the last that proved itself: what is put back
-	PromotedAt Time    `json:"promoted_at"` // of the promote that is on trial
-	UptimeS    int64   `json:"uptime_s"`    // seconds that the box has been up since, as heal counts them
+	Version    Version `json:"version"`         // on trial
+	Prior      Version `json:"prior"`           // the last that proved itself: what is put back
+	PromotedAt Time    `json:"promoted_at"`     // of the promote that is on trial
+	UptimeS    int64   `json:"uptime_s"`        // seconds that the box has been up since, as heal counts them
+	Proved     bool    `json:"proved,omitzero"` // stage has had its part of the proof; apply's is left
 }
 
 // A Drift says what of a component is not as it was made. A damaged good set is

@@ -64,6 +64,9 @@ func (v *BoxView) component(s record.State) ComponentView {
 	} else {
 		c.Channel = string(conf.Channel)
 	}
+	if _, err := s.Trust(); err != nil {
+		v.Todo = append(v.Todo, "mend: "+err.Error())
+	}
 	c.Running, c.Good = link(s, layout.Current), link(s, layout.Good)
 	if r, ok, err := record.Load[contract.Result](s, layout.Result); err != nil {
 		v.Todo = append(v.Todo, "look at: "+err.Error())

@@ -137,7 +137,7 @@ var Table = []Row{
 	{Current, Link, 0, UserRoot, UserRoot, "apply, recover", "units", "the set that units run from"},
 	{Good, Link, 0, UserRoot, UserRoot, "apply, recover", "units of root", "the last set that passed a gate here"},
 	{Trial, File, 0o644, UserRoot, UserRoot, "apply, heal, stage", "all", "component sluice: a self-update that has yet to prove itself in use; there only until then"},
-	{Prior, Link, 0, UserRoot, UserRoot, "apply, recover, stage", "sluice-heal.service", "component sluice, with trial.json: the last set that proved itself, which heal runs from and goes back to"},
+	{Prior, Link, 0, UserRoot, UserRoot, "apply, recover, heal", "sluice-trial.service", "component sluice, with trial.json: the last set that proved itself, which heal runs from and goes back to"},
 	{StagedMark, Folder, 0o700, UserRoot, UserRoot, "stage", "apply", "holds the marker"},
 	{Staged, Marker, 0, UserRoot, UserRoot, "stage", "sluice-apply@.path", "something to apply"},
 

@@ -195,10 +195,19 @@ func (s State) Save(p layout.Place, r contract.Record) error {
 	return nil
 }
 
+const sinceThen = "; since then deferred, "
+
 // Conclude writes result.json: how a promote ended here. Attempts are counted
 // by kind: what was deferred before takes no try from what is interrupted.
 func (s State) Conclude(r contract.Result) error {
 	r.Schema, r.Reason, r.Attempt = contract.One, contract.Clip(r.Reason), s.NextAttempt(r.Tuple, r.Outcome)
+	// A roll that was cut, and then waits for something, is still the one that
+	// was cut so often: a build that takes the machine down with it would be
+	// tried for ever if a deferral forgot that.
+	if last := Optional[contract.Result](s, layout.Result); last != nil && r.Outcome == outcome.Deferred && last.Tuple.Equal(r.Tuple) && last.Outcome == outcome.RolledBack {
+		before, _, _ := strings.Cut(last.Reason, sinceThen)
+		r.Outcome, r.Attempt, r.Reason = last.Outcome, last.Attempt, contract.Clip(before+sinceThen+r.Reason)
+	}
 	return s.Save(layout.Result, r)
 }
 

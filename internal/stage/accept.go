@@ -54,7 +54,7 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 		}
 		switch {
 		case damage == nil:
-			return false, s.noted(build)
+			return false, errNoted
 		case hint.Noop: // what it is made from is not here; fetch brings it, now that it can know
 			return false, outcome.Defer(outcome.BadGoodSet, "%s runs already, and its set is damaged: %w", build.Version, damage)
 		}
@@ -99,27 +99,12 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 		return false, onDisk(err)
 	}
 	if noop { // mended
-		return false, errors.Join(errNoted, s.State.NoteDamage(build.Version, nil, contract.Time{}))
+		if err := s.State.NoteDamage(build.Version, nil, contract.At(time.Now())); err != nil {
+			return false, onDisk(err)
+		}
+		return false, errNoted
 	}
 	return s.finish(build, set, m)
-}
-
-// noted is how a promote ends of what runs already. For a pipeline on trial
-// this was the proof that was still missing: its own fetch, verify and stage have
-// brought a request here. That its roll was applied stays what is told of it.
-func (s *Stager) noted(b contract.Build) error {
-	trial := record.Optional[contract.Trial](s.State, layout.Trial)
-	if trial == nil || trial.Version != b.Version || s.DryRun {
-		return errNoted
-	}
-	if err := s.State.EndTrial(); err != nil {
-		return onDisk(err)
-	}
-	s.Log.Info("the new pipeline has proved itself", "component", s.State.Name, "version", b.Version)
-	if last := record.Optional[contract.Result](s.State, layout.Result); last != nil && last.Tuple.Equal(b.Tuple) && last.Outcome == outcome.Applied {
-		return nil
-	}
-	return errNoted
 }
 
 // see moves the watermark forward, and never back (I5).

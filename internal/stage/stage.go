@@ -131,7 +131,38 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	staged, err := s.accept(data, p, seen, hint)
+	if brought(staged, err) && !s.DryRun {
+		proved, perr := s.prove()
+		staged, err = staged || proved, errors.Join(err, perr)
+	}
 	return staged, s.record(p, err)
+}
+
+// brought reports whether this promote was brought to its end here: root has
+// what it needs to decide, and did. Not: what the unprivileged side handed over
+// was wrong.
+func brought(staged bool, err error) bool {
+	var e *outcome.Error
+	if !errors.As(err, &e) {
+		return staged
+	}
+	switch e.Word {
+	case outcome.Needs, outcome.UpgradeNeeded, outcome.NoSpace:
+		return true
+	}
+	return e.Outcome == outcome.Noted || e.Outcome == outcome.Refused
+}
+
+// prove notes, if the pipeline that runs is on trial, that its own fetch, verify
+// and stage have brought a request to its end. Apply has its part to show, and
+// ends the trial: it is to be told.
+func (s *Stager) prove() (tell bool, _ error) {
+	trial, applied := record.Optional[contract.Trial](s.State, layout.Trial), record.Optional[contract.Applied](s.State, layout.Applied)
+	if s.State.Name != layout.Pipeline || trial == nil || applied == nil || trial.Version != applied.Version {
+		return false, nil
+	}
+	trial.Proved = true
+	return true, s.State.Save(layout.Trial, *trial)
 }
 
 func (s *Stager) report(err error) { s.Log.Error(err.Error(), "component", s.State.Name) }
@@ -298,6 +329,9 @@ func (s *Stager) record(p trust.Pointer, err error) error {
 	reason := e.Reason()
 	if e.Outcome == outcome.Noted {
 		reason, err = "", nil
+	}
+	if last := record.Optional[contract.Result](s.State, layout.Result); e.Outcome == outcome.Noted && last != nil && last.Tuple.Equal(p.Tuple()) && last.Outcome == outcome.Applied {
+		return err // that it was applied stays what is told of it
 	}
 	r := contract.Result{Tuple: p.Tuple(), Outcome: e.Outcome, Reason: reason, Config: s.conf.Digest, At: contract.At(time.Now()), TookMS: time.Since(s.started).Milliseconds(), DownMS: -1}
 	s.Log.Info("ended", "component", s.State.Name, "version", r.Version, "outcome", r.Outcome, "reason", r.Reason)

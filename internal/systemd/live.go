@@ -396,8 +396,15 @@ func sandbox(p Profile) []sd.Property {
 		prop("PrivateDevices", true), prop("ProtectKernelTunables", true), prop("ProtectControlGroups", true), prop("RestrictSUIDSGID", true),
 		prop("TasksMax", uint64(maxTasks)), prop("KillMode", "control-group"),
 	}
-	if p == Isolated {
-		return append(props, prop("PrivateNetwork", true))
+	if p == Isolated || p == Scratch {
+		props = append(props, prop("PrivateNetwork", true))
+	}
+	if p == Scratch { // not below /tmp, which may be mounted noexec, and its private twin with it
+		type mount struct{ Path, Options string }
+		props = append(props, prop("TemporaryFileSystem", []mount{{scratchFolder, "mode=1777,size=" + scratchSize}}), prop("Environment", []string{"TMPDIR=" + scratchFolder}))
+	}
+	if p != Loopbound {
+		return props
 	}
 	type address struct {
 		Family int32
@@ -408,6 +415,12 @@ func sandbox(p Profile) []sd.Property {
 	loopback := []address{{2, []byte{127, 0, 0, 0}, 8}, {10, append(make([]byte, 15), 1), 128}}
 	return append(props, prop("IPAddressDeny", everywhere), prop("IPAddressAllow", loopback))
 }
+
+// Where a command of profile Scratch has its tree, and how large that gets.
+const (
+	scratchFolder = "/mnt"
+	scratchSize   = "64M"
+)
 
 // maxTasks is how many processes a command of somebody else's may have.
 const maxTasks = 64

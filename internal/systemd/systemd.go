@@ -40,6 +40,11 @@ type Unit struct {
 // Active reports whether the unit is up, or a oneshot that did its work.
 func (u Unit) Active() bool { return u.ActiveState == "active" || u.ActiveState == "reloading" }
 
+// Wanted reports whether the unit is up, or on its way there.
+func (u Unit) Wanted() bool {
+	return u.HasJob || u.ActiveState != "inactive" && u.ActiveState != "failed" && u.ActiveState != "deactivating" && u.ActiveState != ""
+}
+
 // JobDone is the result of a job that succeeded.
 const JobDone = "done"
 
@@ -51,6 +56,7 @@ const (
 	Tool      Profile = iota // root, unconfined: systemd-sysusers, systemd-tmpfiles
 	Isolated                 // a throwaway user, everything read-only, no network
 	Loopbound                // the same, with loopback
+	Scratch                  // Isolated, with a tree in memory that it may write and run programs from: $TMPDIR
 )
 
 // A Command is one command to be run outside the sandbox of its caller.

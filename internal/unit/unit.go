@@ -89,8 +89,14 @@ func Check(m contract.Manifest, read func(path string) ([]byte, error)) error {
 		if !ok {
 			continue // said when it is applied: the manager may know it
 		}
-		if len(section(opts, "Install")) == 0 {
-			return fmt.Errorf("enable lists %q, which has no [Install] section, so there is nothing to enable: list it in inert", u)
+		if !slices.ContainsFunc(section(opts, "Install"), func(o *unit.UnitOption) bool { return o.Name != "Also" && o.Name != "DefaultInstance" }) {
+			return fmt.Errorf("enable lists %q, whose [Install] section makes no link, so there is nothing to enable: list it in inert", u)
+		}
+		for _, also := range strings.Fields(strings.Join(Options(opts, "Install", "Also"), " ")) {
+			// What is enabled by the way would not be disabled by it.
+			if !slices.Contains(m.Units.Enable, also) {
+				return fmt.Errorf("unit file %q has Also=%s, which enable does not list: what is enabled by the way is never disabled", u, also)
+			}
 		}
 		restarted := slices.ContainsFunc(m.Units.Restart, func(r contract.Restart) bool { return r.Unit == u })
 		if strings.HasSuffix(u, ".service") && !restarted && !Oneshot(opts) {

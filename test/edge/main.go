@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -90,14 +91,34 @@ func serve() error {
 	if fault == "dies" {
 		time.AfterFunc(5*time.Second, func() { fmt.Fprintln(os.Stderr, "edge: out of cheese"); os.Exit(3) })
 	}
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, version) })}
+	// Told to end it takes no more connections, which queue at the socket for the
+	// next process, and answers those that it has: Server.Shutdown would drop one
+	// whose request comes in right then.
+	var open sync.WaitGroup
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, version) }),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				open.Add(1)
+			case http.StateClosed:
+				open.Done()
+			}
+		}}
+	s.SetKeepAlivesEnabled(false)
 	go func() {
 		<-ctx.Done()
-		_ = s.Shutdown(context.Background()) // what is under way is answered
+		listener.Close()
 	}()
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
-	if err := s.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	err = s.Serve(listener)
+	if ctx.Err() == nil {
 		return err
+	}
+	answered := make(chan struct{})
+	go func() { open.Wait(); close(answered) }()
+	select {
+	case <-answered:
+	case <-time.After(5 * time.Second): // somebody who asks nothing
 	}
 	return nil
 }
