@@ -124,6 +124,12 @@ func TestReadRefuses(t *testing.T) {
 			}
 			return os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(`{"component":"edge","version":"1","version_command":["bin/edge"],"units":{"enable":["edge.service"]}}`), 0o644)
 		},
+		"never disabled": func(dir string) error {
+			if err := os.WriteFile(filepath.Join(dir, "units/edge.service"), []byte("[Service]\nExecStart=/x\n[Install]\nWantedBy=multi-user.target\nAlso=other.timer\n"), 0o644); err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(`{"component":"edge","version":"1","version_command":["bin/edge"],"units":{"enable":["edge.service"],"restart":[{"unit":"edge.service"}]}}`), 0o644)
+		},
 		"makes no link": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(`{"component":"edge","version":"1","version_command":["bin/edge"],"units":{"enable":["edge.service"]}}`), 0o644)
 		},

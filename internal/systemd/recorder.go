@@ -225,7 +225,7 @@ func (r *Recorder) begin(op, name string) (string, error) {
 	r.lives++
 	u.ActiveState, u.SubState, u.Result = "active", "running", "success"
 	u.InvocationID, u.ActiveEnter, u.MainPID, u.NRestarts = fmt.Sprint("life-", r.lives), uint64(r.lives), r.lives, 0
-	u.ExitCode, u.ExitStatus, u.NeedReload = 0, 0, false
+	u.ExitCode, u.ExitStatus, u.NeedReload, u.Exec = 0, 0, false, ""
 	if r.OnStart != nil {
 		return r.OnStart(name, u), nil
 	}

@@ -107,6 +107,8 @@ func (f *Fleet) onePipeline(t *testing.T, version, next string) {
 func TestPipelineUpdatesItself(t *testing.T) {
 	f := enrolled(t, "edge=stable")
 	ctx := t.Context()
+	// As hardened machines have it: the self-test runs programs of its own.
+	must[string](t)(f.Exec(ctx, "mount", "-o", "remount,noexec", "/tmp"))
 	p := f.promotePipeline(t, nextVersion, nil)
 	must[contract.Result](t)(f.Ended(ctx, p, outcome.Applied))
 	must[struct{}](t)(struct{}{}, Until(ctx, "the end of the trial", RollTime, func() (bool, error) {
@@ -182,5 +184,52 @@ func TestTrialIsPutBack(t *testing.T) {
 	f.onePipeline(t, "0.1.0", "1")
 	if f.there(layout.Trial, layout.Pipeline) || f.there(layout.Prior, layout.Pipeline) {
 		t.Error("it is still on trial")
+	}
+}
+
+// Units that keep the new pipeline from doing its work are found in use, and
+// the way back needs none of them.
+func TestBrokenUnitsOfAPipeline(t *testing.T) {
+	f := enrolled(t, "edge=stable")
+	ctx := t.Context()
+	narrow := func(files map[string]string, unit string) {
+		at := "units/" + unit
+		narrowed := strings.Replace(files[at], "ReadWritePaths=/opt/sluice /etc", "ReadWritePaths=/opt/sluice", 1)
+		if narrowed == files[at] {
+			t.Fatalf("%s: there is nothing to narrow", unit)
+		}
+		files[at] = narrowed
+	}
+	for i, spoil := range []func(map[string]string){
+		func(files map[string]string) { narrow(files, "sluice-apply@.service") },
+		func(files map[string]string) {
+			files["bin/verify"] = "#!/bin/sh\nexit 1\n"
+			narrow(files, "sluice-recover@.service")
+			files["units/sluice-trial.service"] = strings.Replace(files["units/sluice-trial.service"], "ReadWritePaths=", "ReadWritePaths=/nowhere ", 1)
+		},
+	} {
+		p := f.promotePipeline(t, fmt.Sprint("units-", i), spoil)
+		must[contract.Result](t)(f.Ended(ctx, p, outcome.Applied))
+		state := f.State(layout.Pipeline)
+		if i == 0 { // apply has been told, and failed to show what it can do
+			must[struct{}](t)(struct{}{}, Until(ctx, "stage's part of the proof", RollTime, func() (bool, error) {
+				trial := record.Optional[contract.Trial](state, layout.Trial)
+				if trial == nil {
+					return false, fmt.Errorf("there is no trial")
+				}
+				out, err := f.Exec(ctx, "systemctl", "is-failed", "sluice-apply@sluice.service")
+				return trial.Proved && strings.TrimSpace(out) == "failed", err
+			}))
+		}
+		trial, ok, err := record.Load[contract.Trial](state, layout.Trial)
+		if !ok {
+			t.Fatalf("round %d: it is not on trial: %v", i, err)
+		}
+		trial.UptimeS = 3601
+		must[struct{}](t)(struct{}{}, os.WriteFile(state.Path(layout.Trial), contract.EncodeRecord(trial), fs.FileMode(0o644)))
+		_, _ = f.Exec(ctx, "systemctl", "start", "sluice-heal.service")
+		must[contract.Result](t)(f.Ended(ctx, p, outcome.RolledBack))
+		_, _ = f.Exec(ctx, "systemctl", "start", "sluice-heal.service") // and once more, for what is left
+		f.onePipeline(t, "0.1.0", fmt.Sprint(i))
 	}
 }
