@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -46,14 +47,14 @@ type scenario struct {
 }
 
 var scenarios = []scenario{
-	{name: "first install", component: "edge", prepare: func(b *testbox) { b.stageFull("1") }, first: 163, second: 7739},
-	{name: "first install, bad", component: "edge", prepare: func(b *testbox) { b.stageFull("1") }, bad: true, first: 247, second: 10419},
-	{name: "adopting", component: "edge", prepare: func(b *testbox) { b.byHand(); b.stageFull("1") }, first: 1},
-	{name: "adopting, bad", component: "edge", prepare: func(b *testbox) { b.byHand(); b.stageFull("1") }, bad: true, first: 1},
-	{name: "forward", component: "edge", prepare: func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, old: "1", first: 188, second: 7975},
-	{name: "back", component: "edge", prepare: func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, bad: true, old: "1", first: 263, second: 11140},
-	{name: "self-update", component: "sluice", prepare: func(b *testbox) { b.stageSelf("1"); b.must(b.apply()); b.stageSelf("2") }, old: "1", first: 102, second: 2227},
-	{name: "self-update, put back", component: "sluice", prepare: func(b *testbox) { b.onTrial(trialLimit + time.Second) }, bad: true, old: "1", heal: true, first: 1, second: 1},
+	{name: "first install", component: "edge", prepare: func(b *testbox) { b.stageFull("1") }, first: 176, second: 8461},
+	{name: "first install, bad", component: "edge", prepare: func(b *testbox) { b.stageFull("1") }, bad: true, first: 259, second: 11347},
+	{name: "adopting", component: "edge", prepare: func(b *testbox) { b.byHand(); b.stageFull("1") }, first: 275},
+	{name: "adopting, bad", component: "edge", prepare: func(b *testbox) { b.byHand(); b.stageFull("1") }, bad: true, first: 380},
+	{name: "forward", component: "edge", prepare: func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, old: "1", first: 219, second: 10780},
+	{name: "back", component: "edge", prepare: func(b *testbox) { b.stageFull("1"); b.must(b.apply()); b.stageFull("2") }, bad: true, old: "1", first: 306, second: 14936},
+	{name: "self-update", component: "sluice", prepare: func(b *testbox) { b.stageSelf("1"); b.must(b.apply()); b.stageSelf("2") }, old: "1", first: 121, second: 3263},
+	{name: "self-update, put back", component: "sluice", prepare: func(b *testbox) { b.onTrial(trialLimit + time.Second) }, bad: true, old: "1", heal: true, first: 104, second: 2948},
 }
 
 // act is the transaction of a scenario.
@@ -290,6 +291,7 @@ func (b *testbox) revive(s scenario, boot bool) error {
 }
 
 func TestCrash(t *testing.T) {
+	debug.SetGCPercent(400) // it makes much garbage, and time is what it needs
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
@@ -299,6 +301,7 @@ func TestCrash(t *testing.T) {
 			c.run(base)
 			total := c.first + c.second
 			t.Logf("SHOW %s: %d of %d end on exactly one build", s.name, total-c.failed, total)
+			t.Logf("%d deaths, and %d within the recoveries of what they left", c.first, c.second)
 			if c.first < s.first || c.second < s.second && !testing.Short() {
 				t.Errorf("%d points and %d within recoveries, there were %d and %d: what is not counted any more?", c.first, c.second, s.first, s.second)
 			}
