@@ -47,7 +47,7 @@ const (
 // selfTest lets a new pipeline prove itself before anything depends on it. It
 // runs as a throwaway user: what is known of it is that it was signed.
 func (r *roll) selfTest(ctx context.Context) error {
-	if r.State.Name != layout.Pipeline {
+	if r.State.Name != layout.Pipeline || r.journal.Good == nil { // a first one has nothing to lose
 		return nil
 	}
 	r.Status("%s %s: self-test", r.State.Name, r.journal.Target.Version)

@@ -330,8 +330,9 @@ func (s *Stager) record(p trust.Pointer, err error) error {
 	if e.Outcome == outcome.Noted {
 		reason, err = "", nil
 	}
-	if last := record.Optional[contract.Result](s.State, layout.Result); e.Outcome == outcome.Noted && last != nil && last.Tuple.Equal(p.Tuple()) && last.Outcome == outcome.Applied {
-		return err // that it was applied stays what is told of it
+	last := record.Optional[contract.Result](s.State, layout.Result)
+	if trial := record.Optional[contract.Trial](s.State, layout.Trial); trial != nil && e.Outcome == outcome.Noted && last != nil && last.Tuple.Equal(p.Tuple()) && last.Outcome == outcome.Applied {
+		return err // fetch asked for the proof, nobody promoted: that it was applied stays what is told
 	}
 	r := contract.Result{Tuple: p.Tuple(), Outcome: e.Outcome, Reason: reason, Config: s.conf.Digest, At: contract.At(time.Now()), TookMS: time.Since(s.started).Milliseconds(), DownMS: -1}
 	s.Log.Info("ended", "component", s.State.Name, "version", r.Version, "outcome", r.Outcome, "reason", r.Reason)

@@ -39,11 +39,11 @@ func (o *Offline) Unit(ctx context.Context, name string) (Unit, error) {
 }
 
 func (o *Offline) systemctl(ctx context.Context, args ...string) ([]byte, error) {
-	return exec.CommandContext(ctx, "systemctl", append([]string{"--root=" + string(o.Root), "--no-pager", "-q"}, args...)...).CombinedOutput()
+	return exec.CommandContext(ctx, "systemctl", append([]string{"--root=" + string(o.Root), "--no-pager"}, args...)...).CombinedOutput()
 }
 
 func (o *Offline) links(ctx context.Context, verb string, units []string) (bool, error) {
-	out, err := o.systemctl(ctx, append([]string{verb}, units...)...)
+	out, err := o.systemctl(ctx, append([]string{"-q", verb}, units...)...)
 	if err != nil {
 		return false, fmt.Errorf("systemctl --root %s %s: %w: %s", verb, strings.Join(units, " "), err, bytes.TrimSpace(out))
 	}
