@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -119,11 +120,25 @@ func (d *Disk) Cut() error {
 
 // Revive mounts what is on the device, as the next boot would.
 func (d *Disk) Revive() error {
-	if err := unix.Unmount(d.Path, 0); err != nil {
+	// A child that is forked by another test holds copies of all open files until
+	// it executes its program.
+	deadline := time.Now().Add(busyTime)
+	err := unix.Unmount(d.Path, 0)
+	for errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
+		<-time.After(busyPause)
+		err = unix.Unmount(d.Path, 0)
+	}
+	if err != nil {
 		return fmt.Errorf("unmounting %q: %w", d.Path, err)
 	}
 	return d.mount()
 }
+
+// How long, and how often, a busy filesystem is asked to go.
+const (
+	busyTime  = 10 * time.Second
+	busyPause = 5 * time.Millisecond
+)
 
 // Sync makes all that is on the disk durable: where a test begins.
 func (d *Disk) Sync() error {
