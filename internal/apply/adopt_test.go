@@ -70,6 +70,10 @@ func TestAdopt(t *testing.T) {
 	if version, err := b.oneBuild(); err != nil || version != "" {
 		t.Errorf("after a failed first roll: %q, %v", version, err)
 	}
+	// It is judged by no probe and no window of what is new.
+	if m, _, err := record.Manifest(b.state.Set(contract.BeforeSluice)); err != nil || m.Gate.PassWithin != contract.DefaultPassWithin || len(m.Gate.Probes) > 0 {
+		t.Errorf("the gate of what was there: %+v, %v", m.Gate, err)
+	}
 	// Between two tries the box is its owner's.
 	changed := "[Service]\nExecStart=/usr/local/bin/edge -v\n[Install]\nWantedBy=default.target\n"
 	i := slices.IndexFunc(b.hand.Files, func(f contract.File) bool { return f.Path == "units/edge.service" })

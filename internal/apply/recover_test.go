@@ -222,6 +222,24 @@ func TestStuckJournal(t *testing.T) {
 	b.runs("1")
 }
 
+// Forward restarts nothing: it is tried as often as somebody comes by.
+func TestForwardIsTriedForEver(t *testing.T) {
+	b := newBox(t)
+	b.stage("1", nil, nil)
+	b.must(b.apply())
+	two := b.stage("2", nil, nil)
+	b.cutAt(Gated)
+	j, _, err := record.Load[contract.Journal](b.state, layout.Journal)
+	b.must(err)
+	j.Tries = 3 * maxTries
+	b.must(b.state.SaveJournal(j))
+	a := b.applier()
+	a.Auto = true
+	b.must(a.Recover(context.Background(), false))
+	b.ended(two, outcome.Applied, "")
+	b.runs("2")
+}
+
 // A manager that is away while the good build should be judged says nothing
 // about it: nothing is recorded, the journal stays, and the next try ends it.
 func TestGoingBackUnjudged(t *testing.T) {
