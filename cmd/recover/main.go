@@ -60,7 +60,7 @@ func heal() *ffcli.Command {
 	set, common := flag.NewFlagSet("recover heal", flag.ContinueOnError), &program.Common{}
 	common.Flags(set)
 	return &ffcli.Command{Name: "heal", ShortHelp: "put right what nothing else would", ShortUsage: "recover heal", FlagSet: set,
-		LongHelp: "Starts path units that do not watch, removes what killed runs left, and starts the recovery of a\nroll that nobody is at work on. It restarts no service.",
+		LongHelp: "Starts path units that do not watch, removes what killed runs left, and starts the recovery of a\nroll that nobody is at work on. What is not as the good build made it is told in drift.json. A\nself-update that does not prove itself within an hour is put back. It restarts no service of a\ncomponent.",
 		Exec: func(ctx context.Context, args []string) error {
 			if err := program.NoOperands(args); err != nil {
 				return err
