@@ -9,7 +9,9 @@ DESTDIR ?=
 PREFIX ?= /usr/local
 FUZZTIME ?= 10m
 PROGRAMS := fetch verify stage apply recover
-LDFLAGS := -s -w -X sluice/internal/program.Version=$(VERSION)
+# A box whose clock is before this date has no clock.
+SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),0)
+LDFLAGS := -s -w -X sluice/internal/program.Version=$(VERSION) -X sluice/internal/program.Date=$(SOURCE_DATE_EPOCH)
 export CGO_ENABLED := 0
 
 .PHONY: build pipeline check test powercut demo lint vuln fuzz bench install clean need-root

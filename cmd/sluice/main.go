@@ -22,8 +22,8 @@ func main() {
 	program.Main(&ffcli.Command{Name: "sluice", ShortHelp: "keep boxes at the build that was promoted", ShortUsage: "sluice VERB [flags]", Subcommands: verbs()})
 }
 
-var takesComponent = map[string]bool{"update": true, "rollback": true}
+var takesComponent = map[string]bool{"update": true, "rollback": true, "refresh": true}
 
 func verbs() []*ffcli.Command {
-	return []*ffcli.Command{keygen(), initialize(), pack(), update(), rollback(), status(), enrollBox(), box(), hold(), resume()}
+	return []*ffcli.Command{keygen(), initialize(), pack(), update(), rollback(), refresh(), status(), trustVerb(), enrollBox(), box(), hold(), resume()}
 }

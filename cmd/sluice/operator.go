@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -167,18 +169,20 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
 // operator are the flags of what changes a pointer.
 type operator struct {
-	set               *flag.FlagSet
-	store, key, chan_ string
-	yes, json         bool
+	set                        *flag.FlagSet
+	store, chan_               string
+	keys                       list
+	yes, json, strand, replace bool
 }
 
 func newOperator(verb string) *operator {
 	o := &operator{set: flag.NewFlagSet("sluice "+verb, flag.ContinueOnError)}
 	o.set.StringVar(&o.store, "store", "", "`URL` of the store")
-	o.set.StringVar(&o.key, "key", "", "`file` of the signing key")
+	o.set.Var(&o.keys, "key", "`file` of a signing key; once for each, if the trust document wants more than one")
 	o.set.StringVar(&o.chan_, "channel", "stable", "`name` of the channel")
 	o.set.BoolVar(&o.yes, "yes", false, "don't ask")
 	o.set.BoolVar(&o.json, "json", false, "print the new pointer as JSON")
+	o.set.BoolVar(&o.strand, "strand", false, "write also what some boxes of the channel are too old to read")
 	return o
 }
 
@@ -187,11 +191,63 @@ func (o *operator) open(ctx context.Context) (*fleet.Operator, error) {
 	if err != nil {
 		return nil, err
 	}
-	key, err := fleet.PrivateKey(o.key)
+	keys, err := privateKeys(o.keys)
 	if err != nil {
 		return nil, err
 	}
-	return fleet.NewOperator(ctx, s, key)
+	op, err := fleet.NewOperator(ctx, s, keys...)
+	if err != nil {
+		return nil, err
+	}
+	op.Strand, op.Replace = o.strand, o.replace
+	op.Tell = func(s string) { fmt.Fprintln(os.Stderr, s) }
+	return op, nil
+}
+
+func privateKeys(files list) ([]ed25519.PrivateKey, error) {
+	if len(files) == 0 {
+		files = list{""} // says what is missing
+	}
+	var keys []ed25519.PrivateKey
+	for _, file := range files {
+		key, err := fleet.PrivateKey(file)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
+}
+
+// A life is a flag: a duration that may be in days. It is nil until it is given.
+type life struct{ *time.Duration }
+
+func (l *life) String() string { return "" }
+
+func (l *life) Set(s string) error {
+	text := s
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		n, err := strconv.ParseUint(days, 10, 16)
+		if err != nil {
+			return fmt.Errorf("%q is no number of days", s)
+		}
+		text = fmt.Sprintf("%dh", 24*n)
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 || d > maxLife {
+		return fmt.Errorf("%q is no time to live: write 14d or 36h, at most %dd, or 0 for ever", s, maxLife/(24*time.Hour))
+	}
+	l.Duration = &d
+	return nil
+}
+
+// maxLife is the longest that anything signed may count.
+const maxLife = 20 * 365 * 24 * time.Hour
+
+func (o *operator) lifeFlag() *life {
+	l := &life{}
+	o.set.Var(l, "expires", "boxes install nothing from the pointer after this `time`, as 14d, unless it is refreshed; 0: for ever")
+	return l
 }
 
 func (o *operator) channel() (contract.Channel, error) {
@@ -223,7 +279,9 @@ func update() *ffcli.Command {
 	o.set.Var(&files, "file", "`bundle` to promote; once for each platform")
 	o.set.Var(&platforms, "platform", "`name` of a platform that must be among the bundles")
 	spread := o.set.Duration("spread", 0, "boxes wait a part of this that is theirs")
-	return &ffcli.Command{Name: "update", ShortHelp: "promote a release", ShortUsage: "sluice update [COMPONENT] -file BUNDLE [-channel stable] [-spread 5m]", FlagSet: o.set,
+	life := o.lifeFlag()
+	o.set.BoolVar(&o.replace, "replace", false, "begin a new pointer, without a history, where there is one that no trusted key signed")
+	return &ffcli.Command{Name: "update", ShortHelp: "promote a release", ShortUsage: "sluice update [COMPONENT] -file BUNDLE [-channel stable] [-spread 5m] [-expires 14d]", FlagSet: o.set,
 		Exec: func(ctx context.Context, args []string) error {
 			want, err := component(args)
 			if err != nil {
@@ -263,7 +321,7 @@ func update() *ffcli.Command {
 				if err != nil {
 					return contract.Pointer{}, err
 				}
-				return op.Promote(ctx, c, ch, plan.Release, *spread)
+				return op.Promote(ctx, c, ch, fleet.Promotion{Release: plan.Release, Spread: *spread, Life: life.Duration, Manifest: plan.Manifest})
 			})
 		}}
 }
@@ -297,6 +355,44 @@ func rollback() *ffcli.Command {
 			}
 			question := fmt.Sprintf("roll %s back from %s to %s on channel %s of %s?", c, p.Payload.Current.Version, p.Payload.History[0].Version, ch, op.Store)
 			return o.change(ctx, op, c, ch, question, func() (contract.Pointer, error) { return op.Rollback(ctx, c, ch) })
+		}}
+}
+
+func refresh() *ffcli.Command {
+	o := newOperator("refresh")
+	life := o.lifeFlag()
+	return &ffcli.Command{Name: "refresh", ShortHelp: "let a pointer count for longer", ShortUsage: "sluice refresh COMPONENT [-channel stable] [-expires 14d]", FlagSet: o.set,
+		LongHelp: "Signs the pointer anew with another expiry, as far ahead as the last time unless -expires says\notherwise. It is no promote: no box rolls.",
+		Exec: func(ctx context.Context, args []string) error {
+			c, err := component(args)
+			if err != nil {
+				return err
+			}
+			if c == "" {
+				return outcome.Usage("say which component")
+			}
+			ch, err := o.channel()
+			if err != nil {
+				return err
+			}
+			op, err := o.open(ctx)
+			if err != nil {
+				return err
+			}
+			p, err := op.Refresh(ctx, c, ch, life.Duration)
+			if err != nil {
+				return err
+			}
+			if o.json {
+				_, err := os.Stdout.Write(p.Encode())
+				return err
+			}
+			if p.Payload.ExpiresAt.IsZero() {
+				fmt.Printf("%s %s on %s never expires\n", c, p.Payload.Current.Version, ch)
+				return nil
+			}
+			fmt.Printf("%s %s on %s expires at %s\n", c, p.Payload.Current.Version, ch, p.Payload.ExpiresAt.Format(time.RFC3339))
+			return nil
 		}}
 }
 
@@ -350,13 +446,20 @@ func status() *ffcli.Command {
 				return err
 			}
 			trusted, err := fleet.Trust(ctx, s)
-			if err != nil {
+			var upgrade *contract.UpgradeError
+			if errors.As(err, &upgrade) && trusted.Number > 0 { // what can be told, is
+				fmt.Fprintf(os.Stderr, "needs a newer sluice: %s\n", err)
+			} else if err != nil {
 				return err
 			}
 			show := func() (standOut, rows int, err error) {
 				all, err := fleet.Status(ctx, s, trusted, time.Now())
 				if err != nil {
 					return 0, 0, err
+				}
+				for _, line := range fleet.Expiries(all, trusted, time.Now()) {
+					fmt.Fprintln(os.Stderr, line)
+					standOut++
 				}
 				shown := []fleet.Row{}
 				for _, r := range all {
@@ -384,7 +487,7 @@ func status() *ffcli.Command {
 				}
 				if !*watch {
 					if *check && standOut > 0 {
-						return fmt.Errorf("%d of %d stand out", standOut, rows)
+						return fmt.Errorf("%d things stand out, of %d rows", standOut, rows)
 					}
 					return nil
 				}

@@ -37,7 +37,7 @@ func command() *ffcli.Command {
 			defer program.LastAtLeast(marker.MinRun, time.Now())
 			wait, cancel := context.WithTimeout(ctx, lockWait)
 			defer cancel()
-			s := &stage.Stager{State: state, Log: program.Log, Status: program.Status, DryRun: *dry, Plan: func(_ string, m contract.Manifest) error {
+			s := &stage.Stager{State: state, Log: program.Log, Status: program.Status, DryRun: *dry, Now: time.Now, Built: program.Built(), Plan: func(_ string, m contract.Manifest) error {
 				for _, line := range stage.Changes(state, m) {
 					fmt.Println(line)
 				}

@@ -72,7 +72,11 @@ func pointer() *ffcli.Command {
 			if err != nil {
 				return outcome.Refuse(outcome.BadSignature, "%w", err)
 			}
-			p, err := verify.CheckPointer(state, data)
+			set, err := state.Trust()
+			if err != nil {
+				return err
+			}
+			p, err := verify.CheckPointer(state, set, data)
 			if err != nil {
 				return err
 			}

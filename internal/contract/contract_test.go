@@ -2,6 +2,7 @@ package contract
 
 import (
 	"bytes"
+	"encoding/base64"
 	"errors"
 	"os"
 	"path/filepath"
@@ -20,8 +21,8 @@ var (
 
 func samplePointer() Pointer {
 	return Pointer{One, "edge", "stable", at, PointerPayload{One,
-		Release{"1.0.0", map[Platform]Artifact{"linux-amd64": {"bootstrap/edge/1.0.0/linux-amd64.tar.zst", 10, digest, 20, digest}}, "file", at},
-		[]Release{}, Duration(5 * time.Minute), []Audit{{"promote", "", "1.0.0", "ann@example.com", at, strings.Repeat("0", 32)}}}}
+		Release{"1.0.0", map[Platform]Artifact{"linux-amd64": {Key: "bootstrap/edge/1.0.0/linux-amd64.tar.zst", Size: 10, SHA256: digest, TarSize: 20, ManifestSHA256: digest}}, "file", at},
+		[]Release{}, Duration(5 * time.Minute), []Audit{{"promote", "", "1.0.0", "ann@example.com", at, strings.Repeat("0", 32)}}, Time{}, Time{}}}
 }
 
 func sampleManifest() Manifest {
@@ -40,7 +41,7 @@ func TestGolden(t *testing.T) {
 		"manifest-1.0": {encode: sampleManifest().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeManifest(b) }},
 		"hint-1.0":     {encode: Hint{One, "1.0.0", at, false, at}.Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeHint(b) }},
 		"trust-1.0": {encode: Trust{One, at, TrustPayload{One, 1, map[string][]byte{strings.Repeat("cd", 32): bytes.Repeat([]byte{7}, 32)},
-			map[Ladder]Family{PointerLadder: {[]string{strings.Repeat("cd", 32)}, 1}}}}.Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeTrust(b) }},
+			map[Ladder]Family{PointerLadder: {[]string{strings.Repeat("cd", 32)}, 1}}, Time{}}}.Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeTrust(b) }},
 		"seen-1.0":     record(Seen{One, map[Channel]Water{"stable": {at, 1, []string{"k"}}}}),
 		"applied-1.0":  record(Applied{One, Build{tuple, digest}, at}),
 		"staged-1.0":   record(Staged{One, Build{tuple, digest}}),
@@ -144,7 +145,7 @@ func TestVersionCheck(t *testing.T) {
 		}
 	}
 	// The explicit error also where strict decoding would fail first.
-	doc := strings.Replace(strings.Replace(string(samplePointer().Encode()), `"schema": "1.0"`, `"schema": "1.1"`, 1), `"spread"`, `"new": 1, "spread"`, 1)
+	doc := strings.Replace(strings.Replace(string(samplePointer().Encode()), `"schema": "1.0"`, `"schema": "1.9"`, 1), `"spread"`, `"new": 1, "spread"`, 1)
 	_, err := Spoken.DecodePointer([]byte(doc))
 	var up *UpgradeError
 	if !errors.As(err, &up) {
@@ -211,17 +212,29 @@ func TestPointerRules(t *testing.T) {
 }
 
 func setKey(p *Pointer, key string) {
-	p.Payload.Current.Artifacts = map[Platform]Artifact{"linux-amd64": {key, 1, digest, 1, digest}}
+	p.Payload.Current.Artifacts = map[Platform]Artifact{"linux-amd64": {Key: key, Size: 1, SHA256: digest, TarSize: 1, ManifestSHA256: digest}}
 }
 
 func TestCore(t *testing.T) {
 	future := `{"envelope":"9.9","component":"edge","channel":"canary","promoted_at":"` + at.String() + `","payload":{"schema":"7.0"},"more":[1]}`
-	c, err := DecodeCore([]byte(future))
+	wrap := func(statement string) []byte {
+		return []byte(`{"seals":[],"payload":"` + base64.StdEncoding.EncodeToString([]byte(statement)) + `","payloadType":7}`)
+	}
+	c, err := DecodeCore(wrap(future))
 	if err != nil || c.Component != "edge" || c.Channel != "canary" || !c.PromotedAt.Equal(at.Time) || c.Envelope != (Step{9, 9}) {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if _, err := DecodeCore([]byte(`{"envelope":"1.0"}`)); err == nil {
+	if _, err := DecodeCore(wrap(`{"envelope":"1.0"}`)); err == nil {
 		t.Error("a core without a component")
+	}
+	// An envelope that is made otherwise, and says so, needs a newer sluice; one
+	// that does not say so is none.
+	var up *UpgradeError
+	if _, err := Spoken.DecodeEnvelope(wrap(future)); !errors.As(err, &up) || err.Error() != "envelope 9.9: unsupported major (this sluice reads 1)" {
+		t.Error(err)
+	}
+	if _, err := Spoken.DecodeEnvelope(wrap(strings.Replace(future, "9.9", "1.0", 1))); err == nil || errors.As(err, &up) {
+		t.Error(err)
 	}
 }
 

@@ -16,18 +16,53 @@ const maxDepth = 32
 
 // strictDecode fills v from data: one object, no trailing bytes, no unknown,
 // duplicate, wrong-case, missing or null member. A member is required unless
-// its tag says omitzero.
-func strictDecode(data []byte, v any) error {
+// its tag says omitzero. It returns the newest member that is there.
+func strictDecode(data []byte, v any) (newest, error) {
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
-		return errors.New("it begins with a byte-order mark")
+		return newest{}, errors.New("it begins with a byte-order mark")
 	}
 	if err := depth(data); err != nil {
-		return err
+		return newest{}, err
 	}
 	if err := json.Unmarshal(data, v, json.RejectUnknownMembers(true)); err != nil {
-		return tidy(err)
+		return newest{}, tidy(err)
 	}
-	return whole(data, reflect.TypeOf(v).Elem(), "")
+	n := newest{step: One}
+	return n, n.whole(data, reflect.TypeOf(v).Elem(), "")
+}
+
+// sinceTag marks a member that a later minor of its ladder added: `since:"1.2"`.
+const sinceTag = "since"
+
+// A newest is the newest member that a document uses, and the minor that brought
+// it.
+type newest struct {
+	step   Step
+	member string
+}
+
+func (n *newest) use(field reflect.StructField, where string) {
+	tag, ok := field.Tag.Lookup(sinceTag)
+	if !ok {
+		return
+	}
+	var s Step
+	if err := s.UnmarshalText([]byte(tag)); err != nil {
+		panic("contract: " + field.Name + ": " + err.Error()) // a mistake in a type of this package
+	}
+	if n.step.before(s) {
+		*n = newest{s, where}
+	}
+}
+
+// lowest says the lowest step of its ladder that a document of ours can be stamped
+// with: whoever reads no more than that can read it.
+func lowest(v any) newest {
+	n := newest{step: One}
+	if err := n.whole(encode(v), reflect.TypeOf(v), ""); err != nil {
+		panic(fmt.Sprintf("contract: a document of ours is not whole: %v", err))
+	}
+	return n
 }
 
 // tidy makes one line of what the library says.
@@ -54,7 +89,7 @@ var (
 )
 
 // whole finds nulls and missing members, which the library lets pass.
-func whole(data []byte, t reflect.Type, where string) error {
+func (n *newest) whole(data []byte, t reflect.Type, where string) error {
 	if string(bytes.TrimSpace(data)) == "null" {
 		return fmt.Errorf("%s is null", orDocument(where))
 	}
@@ -74,7 +109,7 @@ func whole(data []byte, t reflect.Type, where string) error {
 			return tidy(err)
 		}
 		for i, item := range items {
-			if err := whole(item, t.Elem(), fmt.Sprintf("%s[%d]", where, i)); err != nil {
+			if err := n.whole(item, t.Elem(), fmt.Sprintf("%s[%d]", where, i)); err != nil {
 				return err
 			}
 		}
@@ -84,7 +119,7 @@ func whole(data []byte, t reflect.Type, where string) error {
 			return err
 		}
 		for name, m := range members {
-			if err := whole(m, t.Elem(), where+"."+name); err != nil {
+			if err := n.whole(m, t.Elem(), where+"."+name); err != nil {
 				return err
 			}
 		}
@@ -93,16 +128,16 @@ func whole(data []byte, t reflect.Type, where string) error {
 		if err != nil {
 			return err
 		}
-		return wholeStruct(members, t, where)
+		return n.wholeStruct(members, t, where)
 	}
 	return nil
 }
 
-func wholeStruct(members map[string]jsontext.Value, t reflect.Type, where string) error {
+func (n *newest) wholeStruct(members map[string]jsontext.Value, t reflect.Type, where string) error {
 	for i := range t.NumField() {
 		field := t.Field(i)
 		if field.Anonymous { // its members stand in the same object
-			if err := wholeStruct(members, field.Type, where); err != nil {
+			if err := n.wholeStruct(members, field.Type, where); err != nil {
 				return err
 			}
 			continue
@@ -111,7 +146,9 @@ func wholeStruct(members map[string]jsontext.Value, t reflect.Type, where string
 		m, there := members[name]
 		switch {
 		case there:
-			if err := whole(m, field.Type, strings.TrimPrefix(where+"."+name, ".")); err != nil {
+			at := strings.TrimPrefix(where+"."+name, ".")
+			n.use(field, at)
+			if err := n.whole(m, field.Type, at); err != nil {
 				return err
 			}
 		case !strings.Contains(options, "omitzero"):
@@ -134,6 +171,41 @@ func object(data []byte) (map[string]jsontext.Value, error) {
 		return nil, tidy(err)
 	}
 	return m, nil
+}
+
+// find returns one member of an object, by the names on the way to it. It keeps
+// nothing of the others.
+func find(data []byte, names ...string) (jsontext.Value, bool) {
+	for _, name := range names {
+		d := jsontext.NewDecoder(bytes.NewBuffer(data))
+		if t, err := d.ReadToken(); err != nil || t.Kind() != '{' {
+			return nil, false
+		}
+		var found jsontext.Value
+		for d.PeekKind() == '"' {
+			t, err := d.ReadToken()
+			if err != nil {
+				return nil, false
+			}
+			if t.String() != name {
+				if d.SkipValue() != nil {
+					return nil, false
+				}
+				continue
+			}
+			v, err := d.ReadValue()
+			if err != nil {
+				return nil, false
+			}
+			found = v.Clone()
+			break
+		}
+		if found == nil {
+			return nil, false
+		}
+		data = found
+	}
+	return data, true
 }
 
 // encode writes a document: deterministic, indented by two, one newline.

@@ -90,8 +90,8 @@ func FuzzDecode(f *testing.F) {
 		if d, err := Spoken.DecodeTrust(data); err == nil {
 			again(t, "trust", d.Encode, func(b []byte) ([]byte, error) { d, err := Spoken.DecodeTrust(b); return d.Encode(), err })
 		}
-		if e, err := DecodeEnvelope(data); err == nil {
-			again(t, "envelope", e.Encode, func(b []byte) ([]byte, error) { e, err := DecodeEnvelope(b); return e.Encode(), err })
+		if e, err := Spoken.DecodeEnvelope(data); err == nil {
+			again(t, "envelope", e.Encode, func(b []byte) ([]byte, error) { e, err := Spoken.DecodeEnvelope(b); return e.Encode(), err })
 		}
 		if h, err := Spoken.DecodeHeartbeat(data); err == nil {
 			again(t, "heartbeat", h.Encode, func(b []byte) ([]byte, error) { h, err := Spoken.DecodeHeartbeat(b); return h.Encode(), err })

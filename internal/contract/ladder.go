@@ -47,6 +47,19 @@ func (s *Step) UnmarshalText(b []byte) error {
 // MarshalText writes a step.
 func (s Step) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
+// before reports whether t is a later step than s.
+func (s Step) before(t Step) bool {
+	return s.Major < t.Major || s.Major == t.Major && s.Minor < t.Minor
+}
+
+// Max returns the later of two steps.
+func (s Step) Max(t Step) Step {
+	if s.before(t) {
+		return t
+	}
+	return s
+}
+
 func (s Step) String() string { return fmt.Sprintf("%d.%d", s.Major, s.Minor) }
 
 // Speaks is what a build reads: for each ladder the highest minor of each
@@ -55,13 +68,24 @@ type Speaks map[Ladder][]Step
 
 // Spoken is what this build reads.
 var Spoken = Speaks{
-	EnvelopeLadder: {{1, 0}}, PointerLadder: {{1, 0}}, ManifestLadder: {{1, 0}}, HintLadder: {{1, 0}},
+	EnvelopeLadder: {{1, 0}}, PointerLadder: {{1, 2}}, ManifestLadder: {{1, 0}}, HintLadder: {{1, 0}},
 	HeartbeatLadder: {{1, 0}}, RecordsLadder: {{1, 0}}, TrustLadder: {{1, 0}},
 }
 
-// One is the first step of every ladder, which all documents of this build
-// are stamped with.
+// One is the first step of every ladder. A document is stamped with the lowest
+// that has all it uses, which for most is this.
 var One = Step{1, 0}
+
+// Majors returns the majors that are read of a ladder, the highest first.
+func (s Speaks) Majors(l Ladder) []int {
+	var out []int
+	for _, step := range s[l] {
+		out = append(out, step.Major)
+	}
+	slices.Sort(out)
+	slices.Reverse(out)
+	return out
+}
 
 // An UpgradeError says that a document is of a version this build does not
 // read. Its word is upgrade-needed.
@@ -87,32 +111,34 @@ func (s Speaks) Check(l Ladder, found Step) error {
 	return &UpgradeError{fmt.Sprintf("%s %s: unsupported major (this sluice reads %s)", l, found, strings.Join(majors, ", "))}
 }
 
-// probe reads one version member out of anything, for the error that a reader
-// needs when strict decoding fails on a newer document.
-func probe(data []byte, member string) (Step, bool) {
-	members, err := object(data)
-	if err != nil {
-		return Step{}, false
-	}
+// probe reads one version member out of anything, by the names on the way to it,
+// for the error that a reader needs when strict decoding fails on a newer
+// document.
+func probe(data []byte, names ...string) (Step, bool) {
 	var s Step
-	if json.Unmarshal(members[member], &s) != nil {
-		return Step{}, false
-	}
-	return s, true
+	member, ok := find(data, names...)
+	return s, ok && json.Unmarshal(member, &s) == nil
 }
 
-// decode reads a document whose version is in member.
-func (s Speaks) decode(l Ladder, member string, data []byte, limit int, v any) error {
+// decode reads a document whose version is where the names lead to. It is
+// accepted when the version check and the strict decoder both say so, and it uses
+// nothing that is newer than the version it says it has.
+func (s Speaks) decode(l Ladder, data []byte, limit int, v any, names ...string) error {
 	if len(data) > limit {
 		return fmt.Errorf("reading a %s document: it is over %d bytes", l, limit)
 	}
-	if found, ok := probe(data, member); ok {
-		if err := s.Check(l, found); err != nil {
+	stamped, ok := probe(data, names...)
+	if ok {
+		if err := s.Check(l, stamped); err != nil {
 			return err
 		}
 	}
-	if err := strictDecode(data, v); err != nil {
+	uses, err := strictDecode(data, v)
+	if err != nil {
 		return fmt.Errorf("reading a %s document: %w", l, err)
+	}
+	if stamped.before(uses.step) {
+		return fmt.Errorf("reading a %s document: member %q came with %s %s, the document says that it is %s", l, uses.member, l, uses.step, stamped)
 	}
 	return nil
 }

@@ -139,7 +139,7 @@ func (p Probe) String() string {
 // DecodeManifest reads a manifest and checks its rules.
 func (s Speaks) DecodeManifest(data []byte) (Manifest, error) {
 	var m Manifest
-	if err := s.decode(ManifestLadder, "schema", data, MaxManifest, &m); err != nil {
+	if err := s.decode(ManifestLadder, data, MaxManifest, &m, "schema"); err != nil {
 		return m, err
 	}
 	if err := m.Check(); err != nil {
@@ -149,7 +149,7 @@ func (s Speaks) DecodeManifest(data []byte) (Manifest, error) {
 }
 
 // Encode writes a manifest.
-func (m Manifest) Encode() []byte { return encode(m) }
+func (m Manifest) Encode() []byte { m.Schema = lowest(m).step; return encode(m) }
 
 // File returns the file at path.
 func (m Manifest) File(path string) (File, bool) {
@@ -447,7 +447,7 @@ func (s Speaks) DecodeRecipe(data []byte, here Platform) (Manifest, error) {
 			members[name] = encode(value)
 		}
 	}
-	if err := s.decode(ManifestLadder, "schema", encode(members), MaxManifest, &m); err != nil {
+	if err := s.decode(ManifestLadder, encode(members), MaxManifest, &m, "schema"); err != nil {
 		return m, err
 	}
 	if m.Version.Reserved() {

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
@@ -19,6 +21,7 @@ const (
 	MaxAudit      = 50                       // entries in a pointer's audit
 	MaxSignatures = 16                       // signatures of an envelope that are looked at
 	MaxSpread     = Duration(24 * time.Hour) // of a promote
+	MaxDeltas     = 16                       // deltas of an artifact
 )
 
 // An Envelope is a DSSE envelope: a payload and who signed it.
@@ -38,13 +41,19 @@ type Signature struct {
 // PayloadType returns the type that a signature over a document of l covers.
 func PayloadType(l Ladder) string { return "application/vnd.sluice." + string(l) + "+json" }
 
-// DecodeEnvelope reads an envelope. Nothing in it is proven.
-func DecodeEnvelope(data []byte) (Envelope, error) {
+// DecodeEnvelope reads an envelope. Nothing in it is proven. One that is made
+// otherwise than this build knows, and says so, is an UpgradeError.
+func (s Speaks) DecodeEnvelope(data []byte) (Envelope, error) {
 	var e Envelope
 	if len(data) > MaxEnvelope {
 		return e, fmt.Errorf("reading an envelope: it is over %d bytes", MaxEnvelope)
 	}
-	if err := strictDecode(data, &e); err != nil {
+	if _, err := strictDecode(data, &e); err != nil {
+		if core, cerr := DecodeCore(data); cerr == nil {
+			if err := s.Check(EnvelopeLadder, core.Envelope); err != nil {
+				return e, err
+			}
+		}
 		return e, fmt.Errorf("reading an envelope: %w", err)
 	}
 	return e, nil
@@ -69,7 +78,15 @@ type PointerPayload struct {
 	History []Release `json:"history"` // newest first
 	Spread  Duration  `json:"spread"`
 	Audit   []Audit   `json:"audit"` // newest first
+
+	// Nothing is installed from this pointer after ExpiresAt. A refresh changes
+	// these two, and never PromotedAt.
+	ExpiresAt   Time `json:"expires_at,omitzero" since:"1.2"`
+	RefreshedAt Time `json:"refreshed_at,omitzero" since:"1.2"`
 }
+
+// Life is how long the pointer counts from a refresh on; 0: for ever.
+func (p PointerPayload) Life() time.Duration { return p.ExpiresAt.Sub(p.RefreshedAt.Time) }
 
 // A Release is one immutable version of a component.
 type Release struct {
@@ -87,6 +104,28 @@ type Artifact struct {
 	SHA256         Digest `json:"sha256"`
 	TarSize        int64  `json:"tar_size"`
 	ManifestSHA256 Digest `json:"manifest_sha256"`
+
+	Deltas []Delta `json:"deltas,omitzero" since:"1.1"` // of the current release only
+}
+
+// WithoutDeltas returns the release as a history keeps it.
+func (r Release) WithoutDeltas() Release {
+	kept := map[Platform]Artifact{}
+	for p, a := range r.Artifacts {
+		a.Deltas = nil
+		kept[p] = a
+	}
+	r.Artifacts = kept
+	return r
+}
+
+// A Delta makes an artifact of another version's files.
+type Delta struct {
+	From               Version `json:"from"`
+	FromManifestSHA256 Digest  `json:"from_manifest_sha256"`
+	Key                string  `json:"key"`
+	Size               int64   `json:"size"`
+	SHA256             Digest  `json:"sha256"`
 }
 
 // An Audit entry says who did what. Op is 16 random bytes in hex, so that a
@@ -112,29 +151,26 @@ func (s Speaks) DecodePointer(data []byte) (Pointer, error) {
 // statement reads what an envelope carries: two ladders, the envelope's own
 // and the family's.
 func (s Speaks) statement(l Ladder, data []byte, v any) error {
-	if found, ok := probe(data, "envelope"); ok {
+	if found, ok := probe(data, "envelope"); ok && len(data) <= MaxEnvelope {
 		if err := s.Check(EnvelopeLadder, found); err != nil {
 			return err
 		}
 	}
-	if members, err := object(data); err == nil {
-		if found, ok := probe(members["payload"], "schema"); ok {
-			if err := s.Check(l, found); err != nil {
-				return err
-			}
-		}
-	}
-	if len(data) > MaxEnvelope {
-		return fmt.Errorf("reading a %s document: it is over %d bytes", l, MaxEnvelope)
-	}
-	if err := strictDecode(data, v); err != nil {
-		return fmt.Errorf("reading a %s document: %w", l, err)
-	}
-	return nil
+	return s.decode(l, data, MaxEnvelope, v, "payload", "schema")
 }
 
-// Encode writes the statement.
-func (p Pointer) Encode() []byte { return encode(p) }
+// Needs is the lowest step of the pointer ladder that has all that p uses, and
+// the member that needs it.
+func (p Pointer) Needs() (Step, string) {
+	n := lowest(p)
+	return n.step, n.member
+}
+
+// Encode writes the statement, stamped with the lowest step that has all it uses.
+func (p Pointer) Encode() []byte {
+	p.Payload.Schema = lowest(p).step
+	return encode(p)
+}
 
 func (p Pointer) check() error {
 	if len(p.Payload.History) > MaxHistory {
@@ -146,11 +182,17 @@ func (p Pointer) check() error {
 	if p.Payload.Spread > MaxSpread {
 		return fmt.Errorf("reading a pointer: its spread is over %s", time.Duration(MaxSpread))
 	}
-	for _, r := range append([]Release{p.Payload.Current}, p.Payload.History...) {
+	if e := p.Payload; e.ExpiresAt.IsZero() != e.RefreshedAt.IsZero() || e.Life() < 0 {
+		return fmt.Errorf("reading a pointer: it expires at %s, and was refreshed at %s", e.ExpiresAt, e.RefreshedAt)
+	}
+	for i, r := range append([]Release{p.Payload.Current}, p.Payload.History...) {
 		if r.Version.Reserved() {
 			return fmt.Errorf("reading a pointer: %q is a reserved version", r.Version)
 		}
 		for platform, a := range r.Artifacts {
+			if i > 0 && a.Deltas != nil {
+				return fmt.Errorf("reading a pointer: %s for %s: only the current release has deltas", r.Version, platform)
+			}
 			if err := a.check(p.Component, r.Version); err != nil {
 				return fmt.Errorf("reading a pointer: %s for %s: %w", r.Version, platform, err)
 			}
@@ -171,6 +213,14 @@ func (a Artifact) check(c Component, v Version) error {
 	}
 	if a.TarSize > MaxUnpacked {
 		return fmt.Errorf("it unpacks to %d bytes, the most is %d", a.TarSize, MaxUnpacked)
+	}
+	if len(a.Deltas) > MaxDeltas {
+		return fmt.Errorf("it has %d deltas, the most is %d", len(a.Deltas), MaxDeltas)
+	}
+	for _, d := range a.Deltas {
+		if err := (Artifact{Key: d.Key, Size: d.Size, TarSize: 1}).check(c, v); err != nil {
+			return fmt.Errorf("the delta from %s: %w", d.From, err)
+		}
 	}
 	return nil
 }
@@ -194,17 +244,41 @@ func KeyForm(key string) error {
 
 // Keys of the bucket.
 const (
-	SerialKey    = "control/serial"
-	StatusPrefix = "status/boxes/"
+	SerialKey      = "control/serial"
+	PointersPrefix = "control/system/"
+	TrustPrefix    = "control/trust/"
+	StatusPrefix   = "status/boxes/"
 )
 
-// PointerKey is where the pointer of a channel is.
-func PointerKey(c Component, ch Channel) string {
-	return "control/system/" + string(c) + "/" + string(ch) + ".json"
+// PointerPrefix begins the keys of a component's pointers.
+func PointerPrefix(c Component) string { return "control/system/" + string(c) + "/" }
+
+// PointerKey is where the pointer of a channel is, as a document of a major of
+// its ladder. Majors live side by side.
+func PointerKey(c Component, ch Channel, major int) string {
+	if major == 1 {
+		return PointerPrefix(c) + string(ch) + ".json"
+	}
+	return fmt.Sprintf("%s%s.v%d.json", PointerPrefix(c), ch, major)
+}
+
+var pointerKeyForm = regexp.MustCompile(`^control/system/([^/]+)/([^/.]+)(?:\.v([1-9][0-9]{0,5}))?\.json$`)
+
+// ParsePointerKey reads the key of a pointer.
+func ParsePointerKey(key string) (c Component, ch Channel, major int, ok bool) {
+	m := pointerKeyForm.FindStringSubmatch(key)
+	if m == nil || c.UnmarshalText([]byte(m[1])) != nil || ch.UnmarshalText([]byte(m[2])) != nil {
+		return "", "", 0, false
+	}
+	major = 1
+	if m[3] != "" {
+		major, _ = strconv.Atoi(m[3])
+	}
+	return c, ch, major, PointerKey(c, ch, major) == key
 }
 
 // TrustKey is where trust document n is.
-func TrustKey(n int) string { return fmt.Sprintf("control/trust/%d.json", n) }
+func TrustKey(n int) string { return fmt.Sprintf("%s%d.json", TrustPrefix, n) }
 
 // BootstrapKey is where an asset of a version is.
 func BootstrapKey(c Component, v Version, asset string) string {
@@ -227,6 +301,8 @@ type TrustPayload struct {
 	Number   int               `json:"number"`
 	Keys     map[string][]byte `json:"keys"` // key id → 32 bytes
 	Families map[Ladder]Family `json:"families"`
+	// No update is made after ExpiresAt, until there is a newer document.
+	ExpiresAt Time `json:"expires_at,omitzero"`
 }
 
 // A Family says which keys count for one family of documents, and how many of
@@ -242,8 +318,11 @@ func (s Speaks) DecodeTrust(data []byte) (Trust, error) {
 	if err := s.statement(TrustLadder, data, &t); err != nil {
 		return t, err
 	}
+	if t.Payload.Number < 1 {
+		return t, fmt.Errorf("reading a trust document: it has number %d", t.Payload.Number)
+	}
 	for name, f := range t.Payload.Families {
-		if f.Threshold < 1 || f.Threshold > len(f.Keys) {
+		if f.Threshold < 1 || f.Threshold > min(len(f.Keys), MaxSignatures) {
 			return t, fmt.Errorf("reading a trust document: family %q needs %d signatures of %d keys", clip(string(name)), f.Threshold, len(f.Keys))
 		}
 	}
@@ -251,7 +330,10 @@ func (s Speaks) DecodeTrust(data []byte) (Trust, error) {
 }
 
 // Encode writes the statement.
-func (t Trust) Encode() []byte { return encode(t) }
+func (t Trust) Encode() []byte {
+	t.Payload.Schema = lowest(t).step
+	return encode(t)
+}
 
 // A Core is what may be read of a signed document of any version, even of a
 // major that this build never heard of. It is frozen for ever.
@@ -262,22 +344,29 @@ type Core struct {
 	PromotedAt Time
 }
 
-// DecodeCore reads the routing core, leniently. Nothing in it is proven.
-func DecodeCore(payload []byte) (Core, error) {
-	members, err := object(payload)
-	if err != nil {
-		return Core{}, fmt.Errorf("reading a routing core: %w", err)
+// DecodeCore reads the routing core of an envelope, leniently: whatever else the
+// document has, is no affair of it. Nothing in it is proven.
+func DecodeCore(document []byte) (Core, error) {
+	if len(document) > MaxEnvelope {
+		return Core{}, fmt.Errorf("reading a routing core: the document is over %d bytes", MaxEnvelope)
 	}
 	var c Core
-	for name, dst := range map[string]interface{ UnmarshalText([]byte) error }{
-		"envelope": &c.Envelope, "component": &c.Component, "channel": &c.Channel, "promoted_at": &c.PromotedAt,
-	} {
-		raw, err := jsontext.AppendUnquote(nil, members[name])
+	var payload []byte
+	member, _ := find(document, "payload")
+	if err := json.Unmarshal(member, &payload); err != nil {
+		return c, errors.New("reading a routing core: the document has no payload in base64")
+	}
+	for _, m := range []struct {
+		name string
+		dst  interface{ UnmarshalText([]byte) error }
+	}{{"envelope", &c.Envelope}, {"component", &c.Component}, {"channel", &c.Channel}, {"promoted_at", &c.PromotedAt}} {
+		member, _ := find(payload, m.name)
+		raw, err := jsontext.AppendUnquote(nil, member)
 		if err == nil {
-			err = dst.UnmarshalText(raw)
+			err = m.dst.UnmarshalText(raw)
 		}
 		if err != nil {
-			return Core{}, fmt.Errorf("reading a routing core: member %q: %w", name, err)
+			return Core{}, fmt.Errorf("reading a routing core: member %q: %w", m.name, err)
 		}
 	}
 	return c, nil

@@ -43,7 +43,7 @@ type Hint struct {
 // DecodeHint reads a hint.
 func (s Speaks) DecodeHint(data []byte) (Hint, error) {
 	var h Hint
-	return h, s.decode(HintLadder, "schema", data, MaxHint, &h)
+	return h, s.decode(HintLadder, data, MaxHint, &h, "schema")
 }
 
 // Encode writes a hint.
@@ -307,7 +307,7 @@ func (Pending) record()  {}
 
 // DecodeRecord reads a record into v, a pointer to one.
 func (s Speaks) DecodeRecord(data []byte, v any) error {
-	return s.decode(RecordsLadder, "schema", data, MaxRecord, v)
+	return s.decode(RecordsLadder, data, MaxRecord, v, "schema")
 }
 
 // CheckRecord is the version check of a record that may not decode at all; what
@@ -357,7 +357,7 @@ type JournalBrief struct {
 // DecodeHeartbeat reads a heartbeat.
 func (s Speaks) DecodeHeartbeat(data []byte) (Heartbeat, error) {
 	var h Heartbeat
-	return h, s.decode(HeartbeatLadder, "schema", data, MaxHeartbeat, &h)
+	return h, s.decode(HeartbeatLadder, data, MaxHeartbeat, &h, "schema")
 }
 
 // Encode writes a heartbeat.
@@ -377,7 +377,7 @@ type Deployment struct {
 // DecodeDeployment reads a deployment. Its trust document is not yet proven.
 func (s Speaks) DecodeDeployment(data []byte) (Deployment, error) {
 	var d Deployment
-	return d, s.decode(TrustLadder, "schema", data, MaxEnvelope, &d)
+	return d, s.decode(TrustLadder, data, MaxEnvelope, &d, "schema")
 }
 
 // Encode writes a deployment.

@@ -34,6 +34,7 @@ type In struct {
 	Config   contract.Digest // of the component's .conf
 	Damaged  bool            // the good set is, on the disk
 	Trial    *contract.Trial // of the pipeline's own last update
+	Ahead    bool            // the trust that checked Pointer is newer than root's
 }
 
 // Pointer decides what a pointer means, and says why in a few words.
@@ -52,6 +53,9 @@ func Pointer(in In) (Action, string) {
 	case p.PromotedAt.Before(watermark.Time):
 		return Ignore, "older than the watermark"
 	case in.Result != nil && in.Result.Tuple.Equal(p.Tuple()) && in.Result.Terminal(in.Config):
+		if in.Ahead {
+			return Noop, "ended here; root's trust is to move"
+		}
 		return Nothing, "ended here as " + string(in.Result.Outcome)
 	case in.Journal != nil && in.Journal.Target.Equal(p.Tuple()):
 		return Wait, "root is at work on it"
@@ -60,6 +64,9 @@ func Pointer(in In) (Action, string) {
 	case in.Applied != nil && in.Applied.Same(target):
 		if p.PromotedAt.After(watermark.Time) {
 			return Noop, "runs already; the watermark is to move"
+		}
+		if in.Ahead {
+			return Noop, "runs already; root's trust is to move"
 		}
 		if in.Trial != nil && in.Trial.Version == target.Version {
 			return Noop, "runs already, and is to prove that it can bring a request to its end"
@@ -76,6 +83,26 @@ func Watermark(seen *contract.Seen, ch contract.Channel) contract.Time {
 		return contract.Time{}
 	}
 	return seen.Channels[ch].PromotedAt
+}
+
+// MaxAhead is how far signed times may move a box past its own clock.
+const MaxAhead = 7 * 24 * time.Hour
+
+// Now is the time for what expires. A clock that is behind a signed time that
+// was seen is slow: that time is the floor. But whoever signs times must not be
+// able to move a box at will, so the floor is at most MaxAhead past the clock;
+// but for a clock before the build's own date, which shows nothing at all.
+func Now(clock, built time.Time, signed ...contract.Time) contract.Time {
+	floor := clock
+	for _, t := range signed {
+		if t.After(floor) {
+			floor = t.Time
+		}
+	}
+	if most := clock.Add(MaxAhead); floor.After(most) && !clock.Before(built) {
+		floor = most
+	}
+	return contract.At(floor)
 }
 
 // Offset is the part of a spread that a box waits before it acts on a

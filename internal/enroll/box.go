@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"sluice/internal/config"
 	"sluice/internal/contract"
@@ -64,8 +65,10 @@ func (v *BoxView) component(s record.State) ComponentView {
 	} else {
 		c.Channel = string(conf.Channel)
 	}
-	if _, err := s.Trust(); err != nil {
+	if set, err := s.Trust(); err != nil {
 		v.Todo = append(v.Todo, "mend: "+err.Error())
+	} else if err := set.Expired(contract.At(time.Now())); err != nil {
+		v.Todo = append(v.Todo, "tell the operator: "+err.Error())
 	}
 	c.Running, c.Good = link(s, layout.Current), link(s, layout.Good)
 	if r, ok, err := record.Load[contract.Result](s, layout.Result); err != nil {

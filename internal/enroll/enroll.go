@@ -46,6 +46,8 @@ type Enroller struct {
 	Log        *slog.Logger
 	Status     func(format string, args ...any)
 	Progress   func(done, total int64)
+
+	first int // number of the deployment's trust document
 }
 
 // Run enrolls the box.
@@ -56,10 +58,11 @@ func (e *Enroller) Run(ctx context.Context) error {
 	if _, ok := e.Deployment.Components[layout.Pipeline]; !ok {
 		return outcome.Config("the deployment does not name a channel of component %s: without it a box has no programs", layout.Pipeline)
 	}
-	set, err := trust.First(e.Deployment.Trust.Encode())
+	first, err := trust.First(e.Deployment.Trust.Encode())
 	if err != nil {
 		return fmt.Errorf("the deployment's trust document: %w", err)
 	}
+	e.first = first.Number
 	if err := e.owners(); err != nil {
 		return err
 	}
@@ -74,7 +77,7 @@ func (e *Enroller) Run(ctx context.Context) error {
 	if err := e.component(layout.Pipeline); err != nil {
 		return err
 	}
-	if err := e.pipeline(ctx, s, set, box); err != nil {
+	if err := e.pipeline(ctx, s, box); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.Deployment.Components)) {
@@ -185,7 +188,7 @@ func (e *Enroller) component(name contract.Component) error {
 		if err := e.folder(layout.Trust, name); err != nil {
 			return err
 		}
-		if err := e.Disk.WriteFile(e.Root.TrustFile(string(name), strconv.Itoa(1)), e.Deployment.Trust.Encode(), 0o644); err != nil {
+		if err := e.Disk.WriteFile(e.Root.TrustFile(string(name), strconv.Itoa(e.first)), e.Deployment.Trust.Encode(), 0o644); err != nil {
 			return err
 		}
 	}
@@ -210,7 +213,7 @@ func (e *Enroller) folders(name contract.Component) error {
 
 // pipeline installs the component sluice, if the box has none: its own
 // programs do the rest.
-func (e *Enroller) pipeline(ctx context.Context, s store.Store, set trust.Set, box config.Box) error {
+func (e *Enroller) pipeline(ctx context.Context, s store.Store, box config.Box) error {
 	if err := e.conf(layout.Pipeline); err != nil {
 		return err
 	}
@@ -222,13 +225,16 @@ func (e *Enroller) pipeline(ctx context.Context, s store.Store, set trust.Set, b
 	if err != nil {
 		return err
 	}
-	key := contract.PointerKey(layout.Pipeline, conf.Channel)
-	o, err := s.Get(ctx, key, contract.MaxEnvelope, "")
+	o, err := store.Pointer(ctx, s, contract.Spoken, layout.Pipeline, conf.Channel)
 	if store.IsNotExist(err) {
-		return outcome.Config("%s has no %q: promote component %s first", s, key, layout.Pipeline)
+		return outcome.Config("%s has no pointer of %s on channel %s: promote component %s first", s, layout.Pipeline, conf.Channel, layout.Pipeline)
 	}
 	if err != nil {
 		return outcome.Defer(outcome.Store, "%w", err)
+	}
+	set, err := e.walk(ctx, s, state)
+	if err != nil {
+		return err
 	}
 	p, err := set.Pointer(o.Data, layout.Pipeline, conf.Channel)
 	if err != nil {
@@ -256,6 +262,20 @@ func (e *Enroller) pipeline(ctx context.Context, s store.Store, set trust.Set, b
 		return errors.Join(fmt.Errorf("component %s was not applied: is this box held?", layout.Pipeline), err)
 	}
 	return nil
+}
+
+// walk follows the trust documents of the store, as stage would.
+func (e *Enroller) walk(ctx context.Context, s store.Store, state record.State) (trust.Set, error) {
+	own, err := state.Trust()
+	if err != nil {
+		return own, err
+	}
+	return own.Walk(func(n int) ([]byte, error) {
+		o, err := s.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
+		return o.Data, err
+	}, func(next trust.Set, data []byte) error {
+		return e.Disk.WriteFile(e.Root.TrustFile(string(state.Name), strconv.Itoa(next.Number)), data, 0o644)
+	})
 }
 
 // stage brings the pipeline's bundle to its set, as fetch, verify and stage

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -50,7 +51,8 @@ type Fetcher struct {
 
 	follows map[contract.Component]*follow
 	heart   heart
-	serial  string // ETag
+	serial  string         // ETag
+	chain   map[int][]byte // trust documents of the store, as this pass read them; nil: not there
 }
 
 // A follow is what is known of one component between two looks.
@@ -59,8 +61,10 @@ type follow struct {
 	raw     []byte           // the envelope that was read last; nil: to be read
 	channel contract.Channel // that it was read for
 	pointer *trust.Pointer
-	bad     string // why the pointer does not count
-	said    string // the last complaint: each is logged once
+	set     trust.Set      // that vouched for it: root's, or one that was walked to from there
+	steps   map[int][]byte // the documents of that walk
+	bad     string         // why the pointer does not count
+	said    string         // the last complaint: each is logged once
 
 	pending  contract.Pending
 	since    time.Time // until when pending.WaitedMS counts
@@ -87,6 +91,9 @@ func (f *Fetcher) pass(ctx context.Context, fresh bool) error {
 	}
 	if f.follows == nil {
 		f.follows = map[contract.Component]*follow{}
+	}
+	if fresh || f.chain == nil {
+		f.chain = map[int][]byte{}
 	}
 	var errs []error
 	for _, name := range followed {
@@ -143,7 +150,7 @@ func (f *Fetcher) look(ctx context.Context, w *follow, fresh bool) error {
 	if w.pointer != nil {
 		p = &w.pointer.Pointer
 	}
-	in := w.state.Decision(p, conf.Digest)
+	in := w.state.Decision(p, w.set, conf.Digest)
 	action, why := decide.Pointer(in)
 	switch action {
 	case decide.Noop, decide.Update:
@@ -170,9 +177,9 @@ func (f *Fetcher) wait(w *follow) error {
 // read reads the pointer of root's channel.
 func (f *Fetcher) read(ctx context.Context, w *follow, conf config.Component) error {
 	f.Beat()
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	limited, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
-	o, err := f.Store.Get(ctx, contract.PointerKey(w.state.Name, conf.Channel), contract.MaxEnvelope, "")
+	o, err := store.Pointer(limited, f.Store, contract.Spoken, w.state.Name, conf.Channel)
 	if store.IsNotExist(err) {
 		w.raw, w.pointer, w.bad = []byte{}, nil, ""
 		return nil
@@ -181,18 +188,73 @@ func (f *Fetcher) read(ctx context.Context, w *follow, conf config.Component) er
 		w.raw = nil
 		return err
 	}
-	set, err := w.state.Trust()
+	own, err := w.state.Trust()
 	if err != nil {
 		w.raw = nil
 		return err
 	}
-	p, err := set.Pointer(o.Data, w.state.Name, conf.Channel)
+	w.steps = map[int][]byte{}
+	w.set, err = own.Walk(func(n int) ([]byte, error) { return f.step(ctx, n) }, func(next trust.Set, data []byte) error {
+		w.steps[next.Number] = data
+		return nil
+	})
+	if errors.Is(err, errStep) {
+		w.raw = nil
+		return err
+	}
+	var p trust.Pointer
+	if err == nil {
+		if p, err = w.set.Pointer(o.Data, w.state.Name, conf.Channel); err != nil {
+			err = f.missing(ctx, w.set.Number, err)
+		}
+	}
 	if err != nil {
 		w.raw, w.pointer, w.bad = o.Data, nil, err.Error()
 		return err
 	}
 	w.raw, w.pointer, w.bad = o.Data, &p, ""
 	return nil
+}
+
+// errStep is a trust document that could not be asked for.
+var errStep = errors.New("asking for the trust documents")
+
+// step reads trust document n, once a pass: every component walks one chain.
+func (f *Fetcher) step(ctx context.Context, n int) ([]byte, error) {
+	data, known := f.chain[n]
+	if !known {
+		f.Beat()
+		ctx, cancel := context.WithTimeout(ctx, requestLimit)
+		defer cancel()
+		o, err := f.Store.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
+		if err != nil && !store.IsNotExist(err) {
+			return nil, fmt.Errorf("%w: %w", errStep, err)
+		}
+		f.chain[n], data = o.Data, o.Data
+	}
+	if data == nil {
+		return nil, fs.ErrNotExist
+	}
+	return data, nil
+}
+
+// gapProbe is how many numbers after a chain's end are looked at for a document
+// that it should have led to.
+const gapProbe = 16
+
+// missing says, of a pointer that the end of the chain does not vouch for, whether
+// it is the chain that lacks a link.
+func (f *Fetcher) missing(ctx context.Context, end int, bad error) error {
+	var e *outcome.Error
+	if !errors.As(bad, &e) || e.Word != outcome.BadSignature {
+		return bad
+	}
+	for n := end + 2; n <= end+gapProbe; n++ {
+		if _, err := f.step(ctx, n); err == nil {
+			return fmt.Errorf("%w; the store has trust document %d and not %d, which leads to it: its operator has to put it back", bad, n, end+1)
+		}
+	}
+	return bad
 }
 
 // settle tidies up after a promote has ended: what was downloaded goes, and
@@ -219,7 +281,13 @@ func (f *Fetcher) clean(w *follow, keep contract.Version) error {
 	if err != nil {
 		return err
 	}
+	own, terr := w.state.Trust()
 	for _, e := range entries {
+		if n, step := layout.StepNumber(e.Name()); step && terr == nil && n <= own.Number {
+			if err := f.Disk.Remove(filepath.Join(w.state.Path(layout.Incoming), e.Name())); err != nil {
+				return err
+			}
+		}
 		if e.IsDir() && e.Name() != "mark" && e.Name() != string(keep) {
 			if err := f.Disk.RemoveTree(filepath.Join(w.state.Path(layout.Incoming), e.Name())); err != nil {
 				return err
@@ -258,7 +326,7 @@ func (f *Fetcher) pursue(ctx context.Context, w *follow, conf config.Component, 
 	if action == decide.Update && !f.present(w, in) {
 		if err := f.download(ctx, w); err != nil {
 			w.failures++
-			w.retry, w.world = time.Now().Add(decide.Backoff(w.failures)), f.worldNow()
+			w.retry, w.world = time.Now().Add(decide.Backoff(w.failures)), f.worldNow(w)
 			return err
 		}
 		w.failures = 0
@@ -292,12 +360,12 @@ func (f *Fetcher) backingOff(w *follow, in decide.In, now time.Time) bool {
 	if r := in.Result; r != nil && !r.At.Equal(w.answer.Time) {
 		w.answer, w.raised = r.At, time.Time{} // an answer to another promote: root is free again, ask at once
 		if r.Tuple.Equal(w.pending.Tuple) && r.Outcome != outcome.Applied && r.Outcome != outcome.Noted {
-			w.world, w.retry = f.worldNow(), now.Add(decide.Backoff(r.Attempt))
+			w.world, w.retry = f.worldNow(w), now.Add(decide.Backoff(r.Attempt))
 		}
 	}
 	if v := record.Optional[contract.Verdict](w.state, layout.Verdict); v != nil && v.Verdict != "good" && v.Version == w.pending.Version &&
 		v.PromotedAt.Equal(w.pending.PromotedAt.Time) && v.Attempt > w.pending.Attempts {
-		w.pending.Attempts, w.raised, w.world = v.Attempt, time.Time{}, f.worldNow()
+		w.pending.Attempts, w.raised, w.world = v.Attempt, time.Time{}, f.worldNow(w)
 		w.retry = now.Add(decide.Backoff(v.Attempt))
 		if v.Verdict == "bad" {
 			if err := f.clean(w, ""); err != nil {
@@ -308,18 +376,19 @@ func (f *Fetcher) backingOff(w *follow, in decide.In, now time.Time) bool {
 	if w.retry.IsZero() || now.After(w.retry) {
 		return false
 	}
-	if f.worldNow() != w.world {
+	if f.worldNow(w) != w.world {
 		w.retry = time.Time{}
 		return false
 	}
 	return true
 }
 
-// worldNow is a fingerprint of what a deferred promote may be waiting for:
-// the configuration, and what the other components run.
-func (f *Fetcher) worldNow() string {
+// worldNow is a fingerprint of what a deferred promote may be waiting for: the
+// pointer, which may have been refreshed or signed anew, the configuration, and
+// what the other components run.
+func (f *Fetcher) worldNow(w *follow) string {
 	names, _ := config.Components(f.Root)
-	var s string
+	s := string(record.Sum(w.raw)) + "\n"
 	for _, name := range names {
 		state := record.State{Root: f.Root, Disk: f.Disk, Name: name}
 		conf, _ := config.LoadComponent(f.Root, name)
@@ -352,6 +421,11 @@ func (f *Fetcher) present(w *follow, in decide.In) bool {
 
 // ask hands the pointer to verify, and raises the marker last.
 func (f *Fetcher) ask(w *follow, now time.Time) error {
+	for n, data := range w.steps { // verify has no network, and walks the same chain
+		if err := f.Disk.WriteFile(filepath.Join(w.state.Path(layout.Incoming), layout.StepName(n)), data, 0o640); err != nil {
+			return err
+		}
+	}
 	if err := f.Disk.WriteFile(w.state.Path(layout.Pointer), w.raw, 0o640); err != nil {
 		return err
 	}

@@ -129,7 +129,7 @@ func (b *testbox) promote(version string, spread time.Duration) contract.Pointer
 		Current: contract.Release{Version: contract.Version(version), Source: "file", ReleasedAt: contract.At(time.Unix(1, 0)), Artifacts: map[contract.Platform]contract.Artifact{
 			contract.Here(): {Key: k, Size: int64(len(object)), SHA256: record.Sum(object), TarSize: 1, ManifestSHA256: record.Sum([]byte(version))}}},
 		History: []contract.Release{}, Spread: contract.Duration(spread), Audit: []contract.Audit{}}}
-	_, err = store.PutBytes(ctx, b.store, contract.PointerKey("edge", "stable"), trust.Sign(contract.PointerLadder, p.Encode(), key).Encode(), store.Condition{})
+	_, err = store.PutBytes(ctx, b.store, contract.PointerKey("edge", "stable", 1), trust.Sign(contract.PointerLadder, p.Encode(), key).Encode(), store.Condition{})
 	b.must(err)
 	_, err = store.PutBytes(ctx, b.store, contract.SerialKey, fmt.Appendf(nil, "%d", b.n), store.Condition{})
 	b.must(err)
@@ -195,12 +195,12 @@ func TestIdlePollWritesNothing(t *testing.T) {
 	for range 3 { // the first polls are a full pass and what follows from it
 		<-b.store.tick
 	}
-	before, puts, pointers := writes, b.store.puts, b.store.gets[contract.PointerKey("edge", "stable")]
+	before, puts, pointers := writes, b.store.puts, b.store.gets[contract.PointerKey("edge", "stable", 1)]
 	for range 20 {
 		<-b.store.tick
 	}
-	if writes != before || b.store.puts != puts || b.store.gets[contract.PointerKey("edge", "stable")] != pointers {
-		t.Errorf("20 idle polls: %d writes to the disk, %d to the store, %d reads of the pointer", writes-before, b.store.puts-puts, b.store.gets[contract.PointerKey("edge", "stable")]-pointers)
+	if writes != before || b.store.puts != puts || b.store.gets[contract.PointerKey("edge", "stable", 1)] != pointers {
+		t.Errorf("20 idle polls: %d writes to the disk, %d to the store, %d reads of the pointer", writes-before, b.store.puts-puts, b.store.gets[contract.PointerKey("edge", "stable", 1)]-pointers)
 	}
 	cancel()
 	go func() {
@@ -331,7 +331,7 @@ func TestBadPointersAreSaidOnce(t *testing.T) {
 	var log bytes.Buffer
 	b.Log = slog.New(slog.NewTextHandler(&log, nil))
 	b.promote("1", 0)
-	_, err := store.PutBytes(context.Background(), b.store, contract.PointerKey("edge", "stable"), []byte("{}"), store.Condition{})
+	_, err := store.PutBytes(context.Background(), b.store, contract.PointerKey("edge", "stable", 1), []byte("{}"), store.Condition{})
 	b.must(err)
 	for range 3 {
 		if err := b.Once(context.Background()); outcome.Exit(err) != outcome.ExitFailed {

@@ -2,8 +2,8 @@ package fetch
 
 import (
 	"context"
-	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 
 	"sluice/internal/config"
@@ -13,6 +13,7 @@ import (
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/store"
+	"sluice/internal/trust"
 )
 
 // Pointer gets the envelope of one component's pointer for root and puts it,
@@ -37,7 +38,7 @@ func Pointer(ctx context.Context, root layout.Root, s store.Store, name contract
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
-	o, err := s.Get(ctx, contract.PointerKey(name, conf.Channel), contract.MaxEnvelope, "")
+	o, err := store.Pointer(ctx, s, contract.Spoken, name, conf.Channel)
 	if err != nil {
 		return outcome.Defer(outcome.Store, "%w", err)
 	}
@@ -51,16 +52,25 @@ func Pointer(ctx context.Context, root layout.Root, s store.Store, name contract
 	return disk.WriteFile(answer, o.Data, 0o644)
 }
 
-// maxTrustSteps bounds how many trust documents one run fetches.
-const maxTrustSteps = 1024
-
-// trustDocuments gets the trust documents after the one that root has.
+// trustDocuments gets the trust documents after the one that root has, for a
+// walk of root's.
 func trustDocuments(ctx context.Context, disk *durable.Disk, s store.Store, state record.State, folder string) error {
 	set, err := state.Trust()
 	if err != nil {
 		return err
 	}
-	for n := set.Number + 1; n <= set.Number+maxTrustSteps; n++ {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries { // what an earlier run got may have been wrong, or is behind us
+		if _, step := layout.StepNumber(e.Name()); step {
+			if err := disk.Remove(filepath.Join(folder, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	for n := set.Number + 1; n <= set.Number+trust.MaxSteps; n++ {
 		o, err := s.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
 		if store.IsNotExist(err) {
 			return nil
@@ -68,7 +78,7 @@ func trustDocuments(ctx context.Context, disk *durable.Disk, s store.Store, stat
 		if err != nil {
 			return outcome.Defer(outcome.Store, "%w", err)
 		}
-		if err := disk.WriteFile(filepath.Join(folder, fmt.Sprintf("trust-%d.json", n)), o.Data, 0o644); err != nil {
+		if err := disk.WriteFile(filepath.Join(folder, layout.StepName(n)), o.Data, 0o644); err != nil {
 			return err
 		}
 	}

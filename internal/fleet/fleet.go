@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -11,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"slices"
 	"time"
 
 	"sluice/internal/contract"
@@ -23,29 +25,27 @@ import (
 const swapTries = 5
 
 // Init makes a deployment: the first trust document, signed by the operator's
-// own key, the bucket's layout, and the file that boxes are enrolled with.
+// own key, the bucket's layout, and the file that boxes are enrolled with. Run
+// again it makes that file again, with the newest trust document.
 func Init(ctx context.Context, s store.Store, key ed25519.PrivateKey, fleet string, components map[contract.Component]contract.Channel, now time.Time) (contract.Deployment, error) {
-	document := trust.NewDocument(contract.At(now), key.Public().(ed25519.PublicKey))
-	envelope := trust.Sign(contract.TrustLadder, document.Encode(), key)
+	pub := key.Public().(ed25519.PublicKey)
+	envelope := trust.Sign(contract.TrustLadder, trust.NewDocument(contract.At(now), pub).Encode(), key)
 	d := contract.Deployment{Schema: contract.One, Store: s.String(), Fleet: fleet, Trust: envelope, Components: components}
-	if o, err := s.Get(ctx, contract.TrustKey(1), contract.MaxEnvelope, ""); err == nil {
-		// Again: the same document goes out, if it is the same key that would be trusted.
-		set, err := trust.First(o.Data)
-		if err != nil {
+	chain, err := Walk(ctx, s)
+	if chain.Set.Number == 0 && store.IsNotExist(err) {
+		if _, err := store.PutBytes(ctx, s, contract.TrustKey(1), envelope.Encode(), store.Condition{IfNone: true}); err != nil {
 			return d, err
 		}
-		if err := set.Trusts(contract.PointerLadder, key.Public().(ed25519.PublicKey)); err != nil {
-			return d, fmt.Errorf("%s is a deployment already, of another key: %w", s, err)
-		}
-		d.Trust, err = contract.DecodeEnvelope(o.Data)
-		return d, err
-	} else if !store.IsNotExist(err) {
+		return d, Ring(ctx, s, now)
+	}
+	if err != nil {
 		return d, err
 	}
-	if _, err := store.PutBytes(ctx, s, contract.TrustKey(1), envelope.Encode(), store.Condition{IfNone: true}); err != nil {
-		return d, err
+	if err := chain.Set.Suffices(contract.PointerLadder, pub); err != nil {
+		return d, fmt.Errorf("%s is a deployment already, of other keys: %w", s, err)
 	}
-	return d, Ring(ctx, s, now)
+	d.Trust, err = contract.Spoken.DecodeEnvelope(chain.Data)
+	return d, err
 }
 
 // Ring changes control/serial: a bell, no more.
@@ -72,51 +72,43 @@ func Actor() string {
 
 // An Operator changes pointers.
 type Operator struct {
-	Store store.Store
-	Key   ed25519.PrivateKey
-	Trust trust.Set // what the store's own documents say
-	Actor string
-	Now   func() time.Time
+	Store   store.Store
+	Keys    []ed25519.PrivateKey
+	Trust   trust.Set // what the store's own documents say
+	Actor   string
+	Now     func() time.Time
+	Tell    func(string) // what somebody should know, though it went well
+	Strand  bool         // write also what boxes of the channel can't read
+	Replace bool         // a pointer that no trusted key signed gives way to a new one
 }
 
-// NewOperator walks the store's trust documents, and checks that the key is
-// one whose promotes count.
-func NewOperator(ctx context.Context, s store.Store, key ed25519.PrivateKey) (*Operator, error) {
+// NewOperator walks the store's trust documents, and checks that the keys are
+// enough for a promote that counts.
+func NewOperator(ctx context.Context, s store.Store, keys ...ed25519.PrivateKey) (*Operator, error) {
 	set, err := Trust(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := set.Trusts(contract.PointerLadder, key.Public().(ed25519.PublicKey)); err != nil {
-		return nil, outcome.Config("boxes would not accept a promote of this key: %w", err)
+	if err := set.Suffices(contract.PointerLadder, publics(keys)...); err != nil {
+		return nil, outcome.Config("boxes would not accept a promote of yours: %w", err)
 	}
-	return &Operator{s, key, set, Actor(), time.Now}, nil
+	if err := set.Expired(contract.At(time.Now())); err != nil {
+		return nil, outcome.Config("boxes would not accept a promote of yours: %w", err)
+	}
+	return &Operator{Store: s, Keys: keys, Trust: set, Actor: Actor(), Now: time.Now, Tell: func(string) {}}, nil
 }
 
-// Trust walks the trust documents of a store from the first.
-func Trust(ctx context.Context, s store.Store) (trust.Set, error) {
-	o, err := s.Get(ctx, contract.TrustKey(1), contract.MaxEnvelope, "")
-	if store.IsNotExist(err) {
-		return trust.Set{}, outcome.Config("%s is no deployment yet: run `sluice init` first", s)
+func publics(keys []ed25519.PrivateKey) []ed25519.PublicKey {
+	var out []ed25519.PublicKey
+	for _, k := range keys {
+		out = append(out, k.Public().(ed25519.PublicKey))
 	}
-	if err != nil {
-		return trust.Set{}, err
-	}
-	set, err := trust.First(o.Data)
-	for err == nil {
-		o, err = s.Get(ctx, contract.TrustKey(set.Number+1), contract.MaxEnvelope, "")
-		if store.IsNotExist(err) {
-			return set, nil
-		}
-		if err == nil {
-			set, err = set.Next(o.Data)
-		}
-	}
-	return set, err
+	return out
 }
 
 // Pointer reads the pointer of a channel; without one its ETag is "".
 func (o *Operator) Pointer(ctx context.Context, c contract.Component, ch contract.Channel) (trust.Pointer, string, error) {
-	obj, err := o.Store.Get(ctx, contract.PointerKey(c, ch), contract.MaxEnvelope, "")
+	obj, err := o.Store.Get(ctx, contract.PointerKey(c, ch, 1), contract.MaxEnvelope, "")
 	if store.IsNotExist(err) {
 		return trust.Pointer{}, "", nil
 	}
@@ -127,53 +119,119 @@ func (o *Operator) Pointer(ctx context.Context, c contract.Component, ch contrac
 	return p, obj.ETag, err
 }
 
-// change is what a promote or a rollback does to a pointer.
-type change func(p *contract.Pointer) (action string, err error)
+// before is Pointer for who writes the next one.
+func (o *Operator) before(ctx context.Context, c contract.Component, ch contract.Channel) (contract.Pointer, string, error) {
+	p, etag, err := o.Pointer(ctx, c, ch)
+	var e *outcome.Error
+	if etag != "" && errors.As(err, &e) && e.Outcome == outcome.Refused {
+		if !o.Replace {
+			return p.Pointer, etag, fmt.Errorf("the pointer that is there does not count: %w: find out who wrote it; -replace begins a new one, without its history", err)
+		}
+		p, err = trust.Pointer{}, nil
+	}
+	if err == nil && p.Component == "" {
+		p.Pointer = contract.Pointer{Envelope: contract.One, Component: c, Channel: ch, Payload: contract.PointerPayload{History: []contract.Release{}, Audit: []contract.Audit{}}}
+	}
+	return p.Pointer, etag, err
+}
 
-// swap changes a channel's pointer: read, change, sign, compare and swap. A
-// lost race begins again from the read. The bell is rung last.
-func (o *Operator) swap(ctx context.Context, c contract.Component, ch contract.Channel, change change) (contract.Pointer, error) {
+// onlyMajor says that a channel has a pointer of a major that is not written
+// here: boxes that read it would not hear of a promote.
+func (o *Operator) onlyMajor(ctx context.Context, c contract.Component, ch contract.Channel) error {
+	keys, err := o.Store.List(ctx, contract.PointerPrefix(c))
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if _, channel, major, ok := contract.ParsePointerKey(key); ok && channel == ch && major != 1 {
+			return outcome.Refuse(outcome.UpgradeNeeded, "%s on %s also has a pointer of major %d, %q, which this sluice does not write: upgrade sluice, so that all of them say the same", c, ch, major, key)
+		}
+	}
+	return nil
+}
+
+// A change is what is done to a pointer, whose promote time is set already. It
+// returns the audit entry's action; "": it is no promote.
+type change func(p *contract.Pointer, now time.Time) (action string, err error)
+
+// swap changes a channel's pointer: read, change, sign, compare and swap. The
+// bell is rung last.
+func (o *Operator) swap(ctx context.Context, c contract.Component, ch contract.Channel, manifest contract.Step, change change) (contract.Pointer, error) {
+	if err := o.onlyMajor(ctx, c, ch); err != nil {
+		return contract.Pointer{}, err
+	}
 	op := newOp()
-	var lost error // a write whose answer did not come
 	for range swapTries {
-		old, etag, err := o.Pointer(ctx, c, ch)
-		if err != nil {
-			return contract.Pointer{}, errors.Join(lost, err)
-		}
-		if len(old.Payload.Audit) > 0 && old.Payload.Audit[0].Op == op {
-			return old.Pointer, Ring(ctx, o.Store, o.Now()) // it was ours, only the answer was lost
-		}
-		if lost != nil && !errors.Is(lost, store.ErrConflict) {
-			return contract.Pointer{}, lost
-		}
-		next := old.Pointer
-		if etag == "" {
-			next = contract.Pointer{Envelope: contract.One, Component: c, Channel: ch, Payload: contract.PointerPayload{Schema: contract.One, History: []contract.Release{}, Audit: []contract.Audit{}}}
-		}
-		from := next.Payload.Current.Version
-		action, err := change(&next)
+		old, etag, err := o.before(ctx, c, ch)
 		if err != nil {
 			return contract.Pointer{}, err
 		}
-		now := o.Now()
-		// Strictly newer, also when this clock went backwards: the replay guard reads this and nothing else.
-		if earliest := old.PromotedAt.Add(time.Nanosecond); now.Before(earliest) {
-			now = earliest
+		next, now := old, o.Now()
+		action, err := change(&next, now)
+		if err != nil {
+			return contract.Pointer{}, err
 		}
-		next.PromotedAt = contract.At(now)
-		entry := contract.Audit{Action: action, From: string(from), To: string(next.Payload.Current.Version), Actor: o.Actor, At: next.PromotedAt, Op: op}
-		next.Payload.Audit = append([]contract.Audit{entry}, next.Payload.Audit...)
+		if action != "" {
+			// Strictly newer, also when this clock went backwards: the replay guard reads this and nothing else.
+			if earliest := old.PromotedAt.Add(time.Nanosecond); now.Before(earliest) {
+				now = earliest
+			}
+			next.PromotedAt = contract.At(now)
+			entry := contract.Audit{Action: action, From: string(old.Payload.Current.Version), To: string(next.Payload.Current.Version), Actor: o.Actor, At: next.PromotedAt, Op: op}
+			next.Payload.Audit = append([]contract.Audit{entry}, next.Payload.Audit...)
+		}
 		data, err := o.fit(&next)
 		if err != nil {
 			return contract.Pointer{}, err
 		}
-		cond := store.Condition{IfMatch: etag, IfNone: etag == ""}
-		if _, lost = store.PutBytes(ctx, o.Store, contract.PointerKey(c, ch), data, cond); lost != nil {
-			continue // read back: it may be ours, somebody else's, or not written
+		if err := o.readable(ctx, next, manifest); err != nil {
+			return contract.Pointer{}, err
+		}
+		if _, err = store.PutBytes(ctx, o.Store, contract.PointerKey(c, ch, 1), data, store.Condition{IfMatch: etag, IfNone: etag == ""}); err != nil {
+			var again bool
+			if next, again, err = o.readBack(ctx, old, next, etag, op, err); err != nil {
+				return contract.Pointer{}, err
+			}
+			if again {
+				continue
+			}
 		}
 		return next, Ring(ctx, o.Store, now)
 	}
-	return contract.Pointer{}, fmt.Errorf("promoting %s on %s: somebody else wrote the pointer %d times in a row: look at `sluice status`, then run it again", c, ch, swapTries)
+	return contract.Pointer{}, fmt.Errorf("writing the pointer of %s on %s: somebody else wrote it %d times in a row: try again", c, ch, swapTries)
+}
+
+// readBack finds out what became of a write that got no answer, or got that
+// somebody else had written: one that was retried below may have been its own
+// rival. There are three answers: already yours, lost to whom, try again. With
+// again nothing was written, nor decided by anybody else.
+func (o *Operator) readBack(ctx context.Context, old, next contract.Pointer, etag, op string, lost error) (p contract.Pointer, again bool, _ error) {
+	what := fmt.Sprintf("%s on %s", old.Component, old.Channel)
+	found, tag, err := o.Pointer(ctx, old.Component, old.Channel)
+	if err != nil {
+		return p, false, fmt.Errorf("%w; reading back: %w: whether %s was written can't be told. Try again: a release that is current already is no second entry of the history", lost, err, what)
+	}
+	mine := slices.IndexFunc(found.Payload.Audit, func(a contract.Audit) bool { return a.Op == op })
+	switch {
+	case mine == 0 || next.PromotedAt.Equal(old.PromotedAt.Time) && bytes.Equal(found.Encode(), next.Encode()):
+		o.Tell(fmt.Sprintf("the answer was lost, and reading back shows: %s is already yours", what))
+		return found.Pointer, false, nil
+	case mine > 0:
+		last := found.Payload.Audit[0]
+		o.Tell(fmt.Sprintf("the answer was lost, and reading back shows: %s is already yours; since then %s made it %s (%s)", what, last.Actor, last.To, last.Action))
+		return found.Pointer, false, nil
+	case tag == etag && errors.Is(lost, store.ErrConflict), tag != etag && found.PromotedAt.Equal(old.PromotedAt.Time): // refreshed meanwhile
+		return p, true, nil
+	case tag == etag && errors.Is(lost, store.ErrTransient):
+		return p, false, fmt.Errorf("%w: nothing of %s was written: try again", lost, what)
+	case tag == etag:
+		return p, false, lost
+	}
+	last := contract.Audit{Actor: "somebody"}
+	if len(found.Payload.Audit) > 0 {
+		last = found.Payload.Audit[0]
+	}
+	return p, false, fmt.Errorf("lost to %s, who made %s %s (%s) at %s: nothing of yours was written. Look at `sluice status`, and run it again if you still want it", last.Actor, what, found.Payload.Current.Version, last.Action, found.PromotedAt)
 }
 
 // fit signs a pointer that keeps to the limits: history and audit are
@@ -182,7 +240,7 @@ func (o *Operator) fit(p *contract.Pointer) ([]byte, error) {
 	p.Payload.History = p.Payload.History[:min(len(p.Payload.History), contract.MaxHistory)]
 	p.Payload.Audit = p.Payload.Audit[:min(len(p.Payload.Audit), contract.MaxAudit)]
 	for {
-		data := trust.Sign(contract.PointerLadder, p.Encode(), o.Key).Encode()
+		data := trust.Sign(contract.PointerLadder, p.Encode(), o.Keys...).Encode()
 		switch {
 		case len(data) <= contract.MaxPointer:
 			return data, nil
@@ -196,15 +254,24 @@ func (o *Operator) fit(p *contract.Pointer) ([]byte, error) {
 	}
 }
 
+// A Promotion is what a promote makes current.
+type Promotion struct {
+	Release  contract.Release
+	Spread   time.Duration
+	Life     *time.Duration // how long the pointer counts unless it is refreshed; 0: for ever; nil: as before
+	Manifest contract.Step  // the newest version of a manifest among its bundles
+}
+
 // Promote makes a release current. What is current already pushes nothing
 // onto the history.
-func (o *Operator) Promote(ctx context.Context, c contract.Component, ch contract.Channel, r contract.Release, spread time.Duration) (contract.Pointer, error) {
-	return o.swap(ctx, c, ch, func(p *contract.Pointer) (string, error) {
-		old := p.Payload.Current
-		if old.Version != "" && old.Version != r.Version {
-			p.Payload.History = append([]contract.Release{old}, p.Payload.History...)
+func (o *Operator) Promote(ctx context.Context, c contract.Component, ch contract.Channel, n Promotion) (contract.Pointer, error) {
+	return o.swap(ctx, c, ch, n.Manifest, func(p *contract.Pointer, now time.Time) (string, error) {
+		outgoing := p.Payload.Current
+		if outgoing.Version != "" && outgoing.Version != n.Release.Version {
+			p.Payload.History = append([]contract.Release{outgoing.WithoutDeltas()}, p.Payload.History...)
 		}
-		p.Payload.Current, p.Payload.Spread = r, contract.Duration(spread)
+		p.Payload.Current, p.Payload.Spread = n.Release, contract.Duration(n.Spread)
+		renew(&p.Payload, n.Life, now)
 		return "promote", nil
 	})
 }
@@ -212,12 +279,44 @@ func (o *Operator) Promote(ctx context.Context, c contract.Component, ch contrac
 // Rollback makes the newest release of the history current. The outgoing one
 // is not pushed back, so that a second rollback goes one further back.
 func (o *Operator) Rollback(ctx context.Context, c contract.Component, ch contract.Channel) (contract.Pointer, error) {
-	return o.swap(ctx, c, ch, func(p *contract.Pointer) (string, error) {
+	return o.swap(ctx, c, ch, contract.Step{}, func(p *contract.Pointer, now time.Time) (string, error) {
 		if len(p.Payload.History) == 0 {
 			return "", outcome.Refuse(outcome.NoArtifact, "the history of %s on %s is empty: there is nothing to go back to", c, ch)
 		}
 		p.Payload.Current, p.Payload.History = p.Payload.History[0], p.Payload.History[1:]
 		p.Payload.Spread = 0 // going back is not put off
+		renew(&p.Payload, nil, now)
 		return "rollback", nil
 	})
+}
+
+// Refresh lets a pointer count for another life. It is no promote: no box rolls.
+func (o *Operator) Refresh(ctx context.Context, c contract.Component, ch contract.Channel, life *time.Duration) (contract.Pointer, error) {
+	return o.swap(ctx, c, ch, contract.Step{}, func(p *contract.Pointer, now time.Time) (string, error) {
+		switch {
+		case p.PromotedAt.IsZero():
+			return "", outcome.Refuse(outcome.NoArtifact, "nothing is promoted of %s on %s", c, ch)
+		case life == nil && p.Payload.ExpiresAt.IsZero():
+			return "", outcome.Usage("the pointer of %s on %s never expires: give it a life with -expires", c, ch)
+		}
+		renew(&p.Payload, life, now)
+		return "", nil
+	})
+}
+
+// renew begins a new life of a pointer; of the same length, if none is given.
+// Time never runs backwards in it, whatever this clock says.
+func renew(p *contract.PointerPayload, life *time.Duration, now time.Time) {
+	length := p.Life()
+	if life != nil {
+		length = *life
+	}
+	if length == 0 {
+		p.ExpiresAt, p.RefreshedAt = contract.Time{}, contract.Time{}
+		return
+	}
+	if now.Before(p.RefreshedAt.Time) {
+		now = p.RefreshedAt.Time
+	}
+	p.RefreshedAt, p.ExpiresAt = contract.At(now), contract.At(now.Add(length))
 }

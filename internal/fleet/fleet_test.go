@@ -56,7 +56,7 @@ func TestPromoteAndRollback(t *testing.T) {
 		var p contract.Pointer
 		var err error
 		if c.promote != "" {
-			p, err = o.Promote(ctx, "edge", "stable", release(contract.Version(c.promote)), 0)
+			p, err = o.Promote(ctx, "edge", "stable", Promotion{Release: release(contract.Version(c.promote))})
 		} else {
 			p, err = o.Rollback(ctx, "edge", "stable")
 		}
@@ -76,12 +76,12 @@ func TestPromoteAndRollback(t *testing.T) {
 // A clock that went back makes no promote that boxes take for a replay.
 func TestClockThatWentBack(t *testing.T) {
 	o := open(t, nil)
-	first, err := o.Promote(context.Background(), "edge", "stable", release("1"), 0)
+	first, err := o.Promote(context.Background(), "edge", "stable", Promotion{Release: release("1")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	o.Now = func() time.Time { return time.Unix(0, 0) }
-	second, err := o.Promote(context.Background(), "edge", "stable", release("2"), 0)
+	second, err := o.Promote(context.Background(), "edge", "stable", Promotion{Release: release("2")})
 	if err != nil || second.PromotedAt.Sub(first.PromotedAt.Time) != time.Nanosecond {
 		t.Errorf("%s after %s, %v", second.PromotedAt, first.PromotedAt, err)
 	}
@@ -124,7 +124,7 @@ func TestLostAnswers(t *testing.T) {
 		l := &lossy{}
 		o := open(t, func(s store.Store) store.Store { l.Store = s; return l })
 		for _, v := range []contract.Version{"1", "2", "3"} {
-			if _, err := o.Promote(ctx, "edge", "stable", release(v), 0); err != nil {
+			if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release(v)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -153,7 +153,7 @@ func TestPointerStaysSmall(t *testing.T) {
 	var p contract.Pointer
 	var err error
 	for i := range 60 {
-		if p, err = o.Promote(context.Background(), "edge", "stable", release(contract.Version("v"+strings.Repeat("x", i))), 0); err != nil {
+		if p, err = o.Promote(context.Background(), "edge", "stable", Promotion{Release: release(contract.Version("v"+strings.Repeat("x", i)))}); err != nil {
 			t.Fatal(err)
 		}
 	}

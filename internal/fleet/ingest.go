@@ -19,6 +19,7 @@ import (
 type Plan struct {
 	Component contract.Component
 	Release   contract.Release
+	Manifest  contract.Step // the newest version of a manifest among the bundles
 	files     map[contract.Platform]string
 }
 
@@ -41,6 +42,7 @@ func Read(files []string, now time.Time) (Plan, error) {
 			return p, outcome.Usage("%q and %q are both for platform %s", other, file, m.Platform)
 		}
 		p.files[m.Platform] = file
+		p.Manifest = p.Manifest.Max(m.Schema)
 		p.Release.Artifacts[m.Platform] = contract.Artifact{Key: contract.BootstrapKey(m.Component, m.Version, fmt.Sprintf("%s_%s_%s%s", m.Component, m.Version, m.Platform, bundle.Suffix)),
 			Size: info.Size, SHA256: info.SHA256, TarSize: info.TarSize, ManifestSHA256: info.ManifestSHA256}
 	}

@@ -74,6 +74,20 @@ func PrivateKey(path string) (ed25519.PrivateKey, error) {
 	return private, nil
 }
 
+// PublicKey reads the key of a NAME.pub.
+func PublicKey(path string) (ed25519.PublicKey, error) {
+	block, err := readPEM(path, publicBlock)
+	if err != nil {
+		return nil, err
+	}
+	key, err := x509.ParsePKIXPublicKey(block)
+	public, ok := key.(ed25519.PublicKey)
+	if err != nil || !ok {
+		return nil, outcome.Config("%q holds no ed25519 key: make one with `sluice keygen`", path)
+	}
+	return public, nil
+}
+
 func readPEM(path, kind string) ([]byte, error) {
 	data, err := record.ReadFile(path, maxKeyFile)
 	if err != nil {

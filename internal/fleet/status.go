@@ -2,7 +2,9 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -56,42 +58,32 @@ type Row struct {
 	AgeS       int64           `json:"age_s"`
 	Downloaded int64           `json:"downloaded"`
 	Speaks     contract.Speaks `json:"speaks"`
+	ExpiresAt  string          `json:"expires_at,omitzero"` // of the pointer
 }
 
 // Status reads pointers and heartbeats and says in which state every box is.
-// A heartbeat that can't be read is a row of its own.
+// A heartbeat that can't be read is a row of its own. Of a pointer that this
+// build is too old for only the routing core is used.
 func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([]Row, error) {
-	keys, err := s.List(ctx, contract.StatusPrefix)
+	beats, err := heartbeats(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	rows := []Row{}
 	pointers := map[string]shown{}
-	for _, key := range keys {
-		label, ok := strings.CutSuffix(strings.TrimPrefix(key, contract.StatusPrefix), ".json")
-		if !ok {
+	for _, b := range beats {
+		if b.err != nil {
+			rows = append(rows, Row{Label: b.label, State: Unreadable, Reason: unreadable(b.err), Speaks: contract.Speaks{}})
 			continue
 		}
-		o, err := s.Get(ctx, key, contract.MaxHeartbeat, "")
-		if store.IsNotExist(err) {
-			continue
-		}
-		var beat contract.Heartbeat
-		if err == nil {
-			beat, err = contract.Spoken.DecodeHeartbeat(o.Data)
-		}
-		if err != nil {
-			rows = append(rows, Row{Label: label, State: Unreadable, Reason: err.Error(), Speaks: contract.Speaks{}})
-			continue
-		}
-		for name, c := range beat.Components {
-			key := contract.PointerKey(name, c.Channel)
+		for name, c := range b.Components {
+			key := contract.PointerKey(name, c.Channel, 1)
 			if _, known := pointers[key]; !known {
 				pointers[key] = readPointer(ctx, s, set, name, c.Channel)
 			}
-			r := row(beat, name, c, pointers[key].pointer, now)
+			r := row(b.Heartbeat, name, c, pointers[key].pointer, now)
 			if err := pointers[key].err; err != nil {
-				r.State, r.Reason = Unreadable, err.Error()
+				r.State, r.Reason = Unreadable, unreadable(err)
 			}
 			rows = append(rows, r)
 		}
@@ -105,6 +97,16 @@ func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([
 	return rows, nil
 }
 
+// unreadable is the reason of what can't be read; newer documents are nobody's
+// fault.
+func unreadable(err error) string {
+	var upgrade *contract.UpgradeError
+	if errors.As(err, &upgrade) {
+		return fmt.Sprintf("%s: needs a newer sluice: %s", outcome.UpgradeNeeded, err)
+	}
+	return err.Error()
+}
+
 // shown is what the store shows of a channel: a pointer, none, or one that
 // can't be read or does not count.
 type shown struct {
@@ -113,7 +115,7 @@ type shown struct {
 }
 
 func readPointer(ctx context.Context, s store.Store, set trust.Set, c contract.Component, ch contract.Channel) shown {
-	o, err := s.Get(ctx, contract.PointerKey(c, ch), contract.MaxEnvelope, "")
+	o, err := store.Pointer(ctx, s, contract.Spoken, c, ch)
 	if store.IsNotExist(err) {
 		return shown{}
 	}
@@ -121,10 +123,14 @@ func readPointer(ctx context.Context, s store.Store, set trust.Set, c contract.C
 		return shown{err: err}
 	}
 	p, err := set.Pointer(o.Data, c, ch)
-	if err != nil {
-		return shown{err: err}
+	if err == nil {
+		return shown{pointer: &p.Pointer}
 	}
-	return shown{pointer: &p.Pointer}
+	var upgrade *contract.UpgradeError
+	if core, cerr := contract.DecodeCore(o.Data); cerr == nil && errors.As(err, &upgrade) {
+		err = fmt.Errorf("%w (%s on %s, promoted at %s)", upgrade, core.Component, core.Channel, core.PromotedAt)
+	}
+	return shown{err: err}
 }
 
 func row(beat contract.Heartbeat, name contract.Component, c contract.ComponentStatus, p *contract.Pointer, now time.Time) Row {
@@ -132,12 +138,49 @@ func row(beat contract.Heartbeat, name contract.Component, c contract.ComponentS
 		Running: c.Running, At: beat.At.String(), AgeS: int64(now.Sub(beat.At.Time) / time.Second), Downloaded: c.Downloaded, Speaks: beat.Speaks}
 	if p != nil {
 		r.Target = string(p.Payload.Current.Version)
+		if !p.Payload.ExpiresAt.IsZero() {
+			r.ExpiresAt = p.Payload.ExpiresAt.String()
+		}
 	}
 	if c.Result != nil {
 		r.Outcome = string(c.Result.Outcome)
 	}
 	r.State, r.Reason = state(c, p, now.Sub(beat.At.Time), now)
+	if p != nil && r.State != Silent {
+		if err := beat.Speaks.Check(contract.PointerLadder, p.Payload.Schema); err != nil {
+			r.State, r.Reason = Unreadable, unreadable(err)
+		}
+	}
 	return r
+}
+
+// ExpiryWarning is how long before it expires somebody is told of a pointer or a
+// trust document.
+const ExpiryWarning = 3 * 24 * time.Hour
+
+// Expiries says what expires soon, or has: once each.
+func Expiries(rows []Row, set trust.Set, now time.Time) []string {
+	var out []string
+	soon := func(what string, at time.Time, remedy string) {
+		if at.IsZero() || at.After(now.Add(ExpiryWarning)) {
+			return
+		}
+		left := at.Sub(now).Round(time.Minute)
+		line := fmt.Sprintf("%s expires in %s, at %s: %s", what, left, at.Format(time.RFC3339), remedy)
+		if left <= 0 {
+			line = fmt.Sprintf("%s expired at %s, boxes take nothing new from it: %s", what, at.Format(time.RFC3339), remedy)
+		}
+		if !slices.Contains(out, line) {
+			out = append(out, line)
+		}
+	}
+	soon(fmt.Sprintf("trust document %d", set.Number), set.Document.Payload.ExpiresAt.Time, "make the next with `sluice trust`")
+	for _, r := range rows {
+		if at, err := contract.Parse[contract.Time](r.ExpiresAt); err == nil {
+			soon(fmt.Sprintf("the pointer of %s on %s", r.Component, r.Channel), at.Time, fmt.Sprintf("sluice refresh %s -channel %s", r.Component, r.Channel))
+		}
+	}
+	return out
 }
 
 // state is a box's one state, and the one reason for it.

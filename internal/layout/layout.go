@@ -7,10 +7,12 @@ package layout
 
 import (
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
-// A Place is a fixed path of a box. {component} stands for a component's name.
+// A Place is a fixed path of a box. {component} stands for a component's name,
+// {n} for the number of a trust document.
 type Place string
 
 // The places of a box. Table says everything else about them.
@@ -26,6 +28,7 @@ const (
 	Incoming     Place = "/data/sluice/{component}/incoming"
 	Pointer      Place = "/data/sluice/{component}/incoming/pointer.json"
 	Pending      Place = "/data/sluice/{component}/incoming/pending.json"
+	PointerStep  Place = "/data/sluice/{component}/incoming/trust-{n}.json"
 	FetchedMark  Place = "/data/sluice/{component}/incoming/mark"
 	Fetched      Place = "/data/sluice/{component}/incoming/mark/fetched"
 	Verified     Place = "/data/sluice/{component}/verified"
@@ -56,6 +59,7 @@ const (
 
 	PointerRun    Place = "/run/sluice-pointer/{component}"
 	PointerAnswer Place = "/run/sluice-pointer/{component}/pointer.json"
+	AnswerStep    Place = "/run/sluice-pointer/{component}/trust-{n}.json"
 	FetchRun      Place = "/run/sluice-fetch"
 	FetchLock     Place = "/run/sluice-fetch/lock"
 	VerifyRun     Place = "/run/sluice-verify"
@@ -112,6 +116,7 @@ var Table = []Row{
 	{DataOf, Folder, 0o755, UserRoot, UserRoot, "enroll", "all", "one component's unprivileged side; nobody but root renames what is in it"},
 	{Incoming, Folder, 0o2750, UserFetch, UserVerify, "fetch", "verify", "<version>/bundle.unverified(.part): bytes from the network, nothing proven"},
 	{Pointer, File, 0o640, UserFetch, UserVerify, "fetch", "verify", "the envelope that fetch acted on, as it came"},
+	{PointerStep, File, 0o640, UserFetch, UserVerify, "fetch", "verify", "the trust documents between root's newest and the one that vouches for the pointer"},
 	{Pending, File, 0o640, UserFetch, UserVerify, "fetch", "fetch", "what fetch waits for and how long it has waited"},
 	{FetchedMark, Folder, 0o2770, UserFetch, UserVerify, "fetch", "verify", "holds the marker, so that verify may take it away"},
 	{Fetched, Marker, 0, UserFetch, UserVerify, "fetch", "sluice-verify@.path", "something to verify"},
@@ -145,6 +150,7 @@ var Table = []Row{
 
 	{PointerRun, Folder, 0o755, UserPointer, UserPointer, "fetch pointer", "stage", "made by systemd (RuntimeDirectory=)"},
 	{PointerAnswer, File, 0o644, UserPointer, UserPointer, "fetch pointer", "stage", "the envelope root asked for; removed once read"},
+	{AnswerStep, File, 0o644, UserPointer, UserPointer, "fetch pointer", "stage", "the trust documents after root's newest"},
 	{FetchRun, Folder, 0o755, UserFetch, UserFetch, "fetch", "fetch", "made by systemd (RuntimeDirectory=)"},
 	{FetchLock, File, 0o600, UserFetch, UserFetch, "fetch", "fetch", "one fetch at a time"},
 	{VerifyRun, Folder, 0o755, UserVerify, UserVerify, "verify", "verify", "made by systemd (RuntimeDirectory=)"},
@@ -190,6 +196,18 @@ func (r Root) PartialSet(component, version string) string {
 // TrustFile returns where trust document n of component is.
 func (r Root) TrustFile(component, n string) string {
 	return filepath.Join(r.Path(Trust, component), n+".json")
+}
+
+// StepName returns the name that trust document n has where it is handed on.
+func StepName(n int) string {
+	return strings.Replace(filepath.Base(string(AnswerStep)), "{n}", strconv.Itoa(n), 1)
+}
+
+// StepNumber is the number in a StepName.
+func StepNumber(name string) (int, bool) {
+	digits, ok := strings.CutPrefix(strings.TrimSuffix(name, ".json"), "trust-")
+	n, err := strconv.Atoi(digits)
+	return n, ok && err == nil && StepName(n) == name
 }
 
 // Download returns the folder of one version below incoming/.

@@ -33,6 +33,7 @@ const (
 	WrongChannel   Word = "wrong-channel"   // signed, for another channel
 	WrongComponent Word = "wrong-component" // signed, for another component
 	Replay         Word = "replay"          // older than the watermark
+	Expired        Word = "expired"         // nobody has refreshed it in time
 	UpgradeNeeded  Word = "upgrade-needed"  // of a version this build does not read
 	NoArtifact     Word = "no-artifact"     // nothing for this platform
 	DigestMismatch Word = "digest-mismatch" // other bytes than were signed

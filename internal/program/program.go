@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +29,18 @@ import (
 
 // Version is set when a release is built.
 var Version = "0.0.0-dev"
+
+// Date is when a release was built, in seconds since 1970; set when it is.
+var Date = "0"
+
+// Built is that date: a clock before it shows nothing.
+func Built() time.Time {
+	s, err := strconv.ParseInt(Date, 10, 64)
+	if err != nil {
+		panic("the date of this build is no number: " + Date)
+	}
+	return time.Unix(s, 0)
+}
 
 // exitHelp ends every help text: all programs end alike.
 const exitHelp = `

@@ -153,10 +153,15 @@ func (s State) EndTrial() error {
 	return errors.Join(s.Disk.Remove(s.Path(layout.Trial)), s.Disk.Remove(s.Path(layout.Prior)))
 }
 
-// Decision gathers what this box knows for deciding what a pointer means.
-func (s State) Decision(p *contract.Pointer, config contract.Digest) decide.In {
-	drift := Optional[contract.Drift](s, layout.Drift)
-	return decide.In{Damaged: drift != nil && drift.SetDamaged, Pointer: p, Platform: contract.Here(), Config: config, Seen: Optional[contract.Seen](s, layout.Seen), Applied: Optional[contract.Applied](s, layout.Applied),
+// Decision gathers what this box knows for deciding what a pointer means, which
+// was checked by set: root's, or one that was walked to from there.
+func (s State) Decision(p *contract.Pointer, set trust.Set, config contract.Digest) decide.In {
+	drift, seen := Optional[contract.Drift](s, layout.Drift), Optional[contract.Seen](s, layout.Seen)
+	if seen != nil {
+		*seen = set.Counting(*seen)
+	}
+	own, err := s.Trust()
+	return decide.In{Damaged: drift != nil && drift.SetDamaged, Pointer: p, Platform: contract.Here(), Config: config, Ahead: err == nil && set.Number > own.Number, Seen: seen, Applied: Optional[contract.Applied](s, layout.Applied),
 		Result: Optional[contract.Result](s, layout.Result), Journal: Optional[contract.Journal](s, layout.Journal), Trial: Optional[contract.Trial](s, layout.Trial)}
 }
 

@@ -192,7 +192,7 @@ func (r *rehearsal) promote(s scene) (contract.Build, error) {
 	hint := contract.Hint{Schema: contract.One, Version: s.version, PromotedAt: r.last, SeenAt: r.last}
 	return contract.Build{Tuple: p.Tuple(), ManifestSHA256: artifact.ManifestSHA256}, errors.Join(
 		r.write(filepath.Join(tree, contract.ManifestName), string(manifest)),
-		r.write(r.bucket(contract.PointerKey(component, channel)), string(trust.Sign(contract.PointerLadder, p.Encode(), r.key).Encode())),
+		r.write(r.bucket(contract.PointerKey(component, channel, 1)), string(trust.Sign(contract.PointerLadder, p.Encode(), r.key).Encode())),
 		r.write(r.state.Path(layout.Hint), string(hint.Encode())),
 		marker.Raise(r.state.Path(layout.Requested)),
 	)

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"sluice/internal/contract"
-	"sluice/internal/decide"
 	"sluice/internal/durable"
 	"sluice/internal/intake"
 	"sluice/internal/layout"
@@ -31,13 +30,10 @@ func onDisk(err error) error {
 
 // accept brings a verified promote to sets/ and staged.json. It reports
 // whether apply is to run; an outcome.Error says how the promote ended.
-func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.Seen, hint contract.Hint) (bool, error) {
+func (s *Stager) accept(data *intake.Folder, p trust.Pointer, hint contract.Hint) (bool, error) {
 	artifact, ok := p.Payload.Current.Artifacts[contract.Here()]
 	if !ok {
 		return false, outcome.Refuse(outcome.NoArtifact, "%s has nothing for platform %s", p.Payload.Current.Version, contract.Here())
-	}
-	if err := s.see(p, seen); err != nil {
-		return false, err
 	}
 	build := contract.Build{Tuple: p.Tuple(), ManifestSHA256: artifact.ManifestSHA256}
 	applied, has, err := record.LoadOrQuarantine[contract.Applied](s.State, layout.Applied, s.report)
@@ -107,13 +103,15 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, seen *contract.See
 	return s.finish(build, set, m)
 }
 
-// see moves the watermark forward, and never back (I5).
-func (s *Stager) see(p trust.Pointer, seen *contract.Seen) error {
-	if !p.PromotedAt.After(decide.Watermark(seen, p.Channel).Time) || s.DryRun {
+// see moves the watermark forward, and never back (I5). The same promote may be
+// vouched for anew, after the trust has moved.
+func (s *Stager) see(p trust.Pointer, seen contract.Seen) error {
+	last, known := seen.Channels[p.Channel]
+	if known && last.PromotedAt.Equal(p.PromotedAt.Time) && last.Trust == p.Water().Trust || s.DryRun {
 		return nil
 	}
 	seen.Channels[p.Channel] = p.Water()
-	return s.State.Save(layout.Seen, *seen)
+	return s.State.Save(layout.Seen, seen)
 }
 
 // remember holds a version to the bytes it had when it was first seen here.

@@ -11,7 +11,6 @@ package stage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -43,6 +42,9 @@ type Stager struct {
 	// Ask has the answer of the store put into a folder, where no service
 	// manager has sluice-pointer@ do it: by hand, on another tree.
 	Ask func(ctx context.Context, folder string) error
+	// Now and Built say what expires: the box's clock, and the date of this build.
+	Now   func() time.Time
+	Built time.Time
 
 	started time.Time
 	conf    config.Component
@@ -101,7 +103,11 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	p, seen, err := s.pointer(ctx)
+	p, set, err := s.pointer(ctx)
+	if err != nil {
+		return false, err
+	}
+	seen, err := s.seen(set)
 	if err != nil {
 		return false, err
 	}
@@ -112,8 +118,17 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 		s.Log.Info("stale-hint: the channel has moved on", "component", s.State.Name, "hint", hint.Version, "pointer", p.Payload.Current.Version)
 		return false, nil
 	}
-	if p.PromotedAt.Before(decide.Watermark(seen, p.Channel).Time) {
+	if p.PromotedAt.Before(decide.Watermark(&seen, p.Channel).Time) {
 		return false, outcome.Refuse(outcome.Replay, "the promote of %s is older than what root has verified on channel %s", p.PromotedAt, p.Channel)
+	}
+	now := decide.Now(s.Now(), s.Built, append(set.Times(seen), p.PromotedAt, p.Payload.RefreshedAt)...)
+	for _, err := range []error{set.Expired(now), p.Expired(now)} {
+		if err != nil {
+			return false, s.record(p, err)
+		}
+	}
+	if err := s.see(p, seen); err != nil {
+		return false, err
 	}
 	last, had, err := record.LoadOrQuarantine[contract.Result](s.State, layout.Result, s.report)
 	if err != nil {
@@ -130,7 +145,7 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 		s.Log.Info("has ended here already", "component", s.State.Name, "version", last.Version, "outcome", last.Outcome)
 		return false, nil
 	}
-	staged, err := s.accept(data, p, seen, hint)
+	staged, err := s.accept(data, p, hint)
 	if brought(staged, err) && !s.DryRun {
 		proved, perr := s.prove()
 		staged, err = staged || proved, errors.Join(err, perr)
@@ -190,60 +205,59 @@ func (s *Stager) hint(data *intake.Folder) (contract.Hint, error) {
 
 // pointer gets the pointer by root's own doing: sluice-pointer@ has run just
 // before, as a third user. By hand, on another tree, the same program runs as
-// a child. It returns the watermarks too.
-func (s *Stager) pointer(ctx context.Context) (trust.Pointer, *contract.Seen, error) {
+// a child. It returns what vouched for it too.
+func (s *Stager) pointer(ctx context.Context) (p trust.Pointer, set trust.Set, _ error) {
 	folder, name := filepath.Dir(s.State.Path(layout.PointerRun)), string(s.State.Name)
 	if s.Ask != nil {
 		scratch, err := os.MkdirTemp("", "sluice-pointer-")
 		if err != nil {
-			return trust.Pointer{}, nil, err
+			return p, set, err
 		}
 		defer os.RemoveAll(scratch)
 		if err := s.Ask(ctx, filepath.Join(scratch, name)); err != nil {
-			return trust.Pointer{}, nil, err
+			return p, set, err
 		}
 		folder = scratch
 	}
 	uid, err := s.State.Root.UID(layout.UserPointer)
 	if err != nil {
-		return trust.Pointer{}, nil, err
+		return p, set, err
 	}
 	top, err := intake.OpenFolder(folder)
 	if err != nil {
-		return trust.Pointer{}, nil, noPointer(s.State.Name, err)
+		return p, set, noPointer(s.State.Name, err)
 	}
 	defer top.Close()
 	in, err := top.Sub(name)
 	if err != nil {
-		return trust.Pointer{}, nil, noPointer(s.State.Name, err)
+		return p, set, noPointer(s.State.Name, err)
 	}
 	defer in.Close()
 	file := filepath.Base(string(layout.PointerAnswer))
 	raw, err := in.Read(file, uid, contract.MaxEnvelope)
 	if rerr := in.Remove(file); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) { // an answer is never read twice
-		return trust.Pointer{}, nil, rerr
+		return p, set, rerr
 	}
 	if err != nil {
-		return trust.Pointer{}, nil, noPointer(s.State.Name, err)
+		return p, set, noPointer(s.State.Name, err)
 	}
-	set, err := s.trust(in, uid)
-	if err != nil {
-		return trust.Pointer{}, nil, err
+	if set, err = s.trust(in, uid); err != nil {
+		return p, set, err
 	}
-	p, err := set.Pointer(raw, s.State.Name, s.conf.Channel)
-	if err != nil {
-		return p, nil, err
-	}
+	p, err = set.Pointer(raw, s.State.Name, s.conf.Channel)
+	return p, set, err
+}
+
+// seen returns the watermarks that count under a trust document.
+func (s *Stager) seen(set trust.Set) (contract.Seen, error) {
 	seen, ok, err := record.LoadOrQuarantine[contract.Seen](s.State, layout.Seen, s.report)
 	if err != nil {
-		return p, nil, err
+		return seen, err
 	}
 	if !ok {
-		if seen, err = s.floor(); err != nil {
-			return p, nil, err
-		}
+		return s.floor(set.Number)
 	}
-	return p, &seen, nil
+	return set.Counting(seen), nil
 }
 
 func noPointer(name contract.Component, err error) error {
@@ -273,35 +287,29 @@ func (s *Stager) trust(in *intake.Folder, uid int) (trust.Set, error) {
 	if err != nil {
 		return set, err
 	}
-	for {
-		name := fmt.Sprintf("trust-%d.json", set.Number+1)
-		raw, err := in.Read(name, uid, contract.MaxEnvelope)
-		if errors.Is(err, fs.ErrNotExist) {
-			return set, nil
+	return set.Walk(func(n int) ([]byte, error) {
+		raw, err := in.Read(layout.StepName(n), uid, contract.MaxEnvelope)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			err = outcome.Defer(outcome.Store, "%w", err)
 		}
-		if err != nil {
-			return set, outcome.Defer(outcome.Store, "%w", err)
+		return raw, err
+	}, func(next trust.Set, raw []byte) error {
+		if s.DryRun {
+			return nil
 		}
-		next, err := set.Next(raw)
-		if err != nil {
-			return set, err
-		}
-		if !s.DryRun {
-			if err := s.State.Disk.WriteFile(s.State.Root.TrustFile(string(s.State.Name), strconv.Itoa(next.Number)), raw, 0o644); err != nil {
-				return set, err
-			}
-		}
-		set = next
-	}
+		s.Log.Info("trust moves", "component", s.State.Name, "number", next.Number)
+		return s.State.Disk.WriteFile(s.State.Root.TrustFile(string(s.State.Name), strconv.Itoa(next.Number)), raw, 0o644)
+	})
 }
 
 // floor stands in for a seen.json that is not there: the newest promote that
-// any other record knows of, never "first pointer".
-func (s *Stager) floor() (contract.Seen, error) {
+// any other record knows of, never "first pointer". Who vouched for it is not
+// known, so it counts until the trust moves on from document number.
+func (s *Stager) floor(number int) (contract.Seen, error) {
 	seen := contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{}}
 	lift := func(t contract.Tuple, known bool) {
 		if known && t.PromotedAt.After(seen.Channels[t.Channel].PromotedAt.Time) {
-			seen.Channels[t.Channel] = contract.Water{PromotedAt: t.PromotedAt, KeyIDs: []string{}}
+			seen.Channels[t.Channel] = contract.Water{PromotedAt: t.PromotedAt, Trust: number, KeyIDs: []string{}}
 		}
 	}
 	applied, a, err1 := record.Load[contract.Applied](s.State, layout.Applied)

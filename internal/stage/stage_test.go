@@ -98,7 +98,7 @@ func (b *bench) hint(h contract.Hint) {
 func (b *bench) stage(points *fault.Points) error {
 	state := b.state
 	state.Disk = &durable.Disk{Fault: points}
-	s := &Stager{State: state, Log: slog.New(slog.DiscardHandler), Status: func(string, ...any) {}, Ask: func(_ context.Context, folder string) error {
+	s := &Stager{State: state, Log: slog.New(slog.DiscardHandler), Status: func(string, ...any) {}, Now: time.Now, Ask: func(_ context.Context, folder string) error {
 		return errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(filepath.Join(folder, "pointer.json"), b.answer, 0o644))
 	}}
 	return s.Run(context.Background())

@@ -62,6 +62,19 @@ type Store interface {
 	String() string
 }
 
+// Pointer reads the pointer of a channel: of the majors that speaks can read, the
+// highest that there is.
+func Pointer(ctx context.Context, s Store, speaks contract.Speaks, c contract.Component, ch contract.Channel) (Object, error) {
+	err := fs.ErrNotExist
+	for _, major := range speaks.Majors(contract.PointerLadder) {
+		var o Object
+		if o, err = s.Get(ctx, contract.PointerKey(c, ch, major), contract.MaxEnvelope, ""); !IsNotExist(err) {
+			return o, err
+		}
+	}
+	return Object{}, err
+}
+
 // PutBytes writes a small object.
 func PutBytes(ctx context.Context, s Store, key string, data []byte, cond Condition) (string, error) {
 	return s.Put(ctx, key, bytes.NewReader(data), int64(len(data)), cond)

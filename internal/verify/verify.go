@@ -73,7 +73,7 @@ func (v *Verifier) verify(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	defer in.Close()
-	p, err := v.pointer(in)
+	p, set, err := v.pointer(in)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, v.prune("")
 	}
@@ -84,7 +84,7 @@ func (v *Verifier) verify(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	known := v.State.Decision(&p.Pointer, conf.Digest)
+	known := v.State.Decision(&p.Pointer, set, conf.Digest)
 	action, why := decide.Pointer(known)
 	switch action {
 	case decide.Ignore:
@@ -109,19 +109,31 @@ func (v *Verifier) verify(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-func (v *Verifier) pointer(in *intake.Folder) (trust.Pointer, error) {
+// pointer checks what fetch handed over, by a walk of its own from root's trust.
+func (v *Verifier) pointer(in *intake.Folder) (trust.Pointer, trust.Set, error) {
 	uid, err := v.State.Root.UID(layout.UserFetch)
 	if err != nil {
-		return trust.Pointer{}, err
+		return trust.Pointer{}, trust.Set{}, err
 	}
 	data, err := in.Read(v.rel(layout.Pointer), uid, contract.MaxEnvelope)
 	if err != nil {
 		if errors.Is(err, intake.ErrRejected) {
 			err = outcome.Refuse(outcome.BadSignature, "%w", err)
 		}
-		return trust.Pointer{}, err
+		return trust.Pointer{}, trust.Set{}, err
 	}
-	return CheckPointer(v.State, data)
+	own, err := v.State.Trust()
+	if err != nil {
+		return trust.Pointer{}, own, err
+	}
+	set, err := own.Walk(func(n int) ([]byte, error) {
+		return in.Read(filepath.Join(v.rel(layout.Incoming), layout.StepName(n)), uid, contract.MaxEnvelope)
+	}, nil)
+	if err != nil {
+		return trust.Pointer{}, set, err
+	}
+	p, err := CheckPointer(v.State, set, data)
+	return p, set, err
 }
 
 // rel is a place as seen from the folder that intake walks from.
@@ -129,13 +141,9 @@ func (v *Verifier) rel(p layout.Place) string {
 	return strings.TrimPrefix(string(p), string(layout.DataOf)+"/")
 }
 
-// CheckPointer checks an envelope with the trust and the channel of a box.
-func CheckPointer(s record.State, data []byte) (trust.Pointer, error) {
+// CheckPointer checks an envelope for the channel of a box.
+func CheckPointer(s record.State, set trust.Set, data []byte) (trust.Pointer, error) {
 	conf, err := config.LoadComponent(s.Root, s.Name)
-	if err != nil {
-		return trust.Pointer{}, err
-	}
-	set, err := s.Trust()
 	if err != nil {
 		return trust.Pointer{}, err
 	}

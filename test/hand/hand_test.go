@@ -283,7 +283,7 @@ func TestAPromoteByHand(t *testing.T) {
 // sign puts a statement into the bucket as the pointer of stable.
 func (w *world) putPointer(data []byte) {
 	w.t.Helper()
-	_, err := store.PutBytes(context.Background(), w.store, contract.PointerKey("edge", "stable"), data, store.Condition{})
+	_, err := store.PutBytes(context.Background(), w.store, contract.PointerKey("edge", "stable", 1), data, store.Condition{})
 	w.must(err)
 }
 
@@ -348,7 +348,7 @@ func TestWrongPointers(t *testing.T) {
 		t.Errorf("an envelope of exactly %d bytes: runs %s", contract.MaxEnvelope, w.running())
 	}
 	// Without a pointer in the store root defers.
-	w.must(os.Remove(filepath.Join(w.bucket, contract.PointerKey("edge", "stable"))))
+	w.must(os.Remove(filepath.Join(w.bucket, contract.PointerKey("edge", "stable", 1))))
 	w.unchanged(func() { w.step("stage", 69, string(outcome.Store)) })
 	w.must(os.Remove(w.state().Path(layout.Pointer)))
 	w.step("verify", 0, "")
@@ -439,8 +439,8 @@ func (w *world) promoteObject(version string, object []byte, tarSize int64, mani
 	key := contract.BootstrapKey("edge", contract.Version(version), "bundle.tar.zst")
 	_, err := store.PutBytes(context.Background(), w.store, key, object, store.Condition{IfNone: true})
 	w.must(err)
-	p, err := w.op.Promote(context.Background(), "edge", "stable", contract.Release{Version: contract.Version(version), Source: "file", ReleasedAt: contract.At(time.Now()),
-		Artifacts: map[contract.Platform]contract.Artifact{contract.Here(): {Key: key, Size: int64(len(object)), SHA256: record.Sum(object), TarSize: tarSize, ManifestSHA256: manifest}}}, 0)
+	p, err := w.op.Promote(context.Background(), "edge", "stable", fleet.Promotion{Release: contract.Release{Version: contract.Version(version), Source: "file", ReleasedAt: contract.At(time.Now()),
+		Artifacts: map[contract.Platform]contract.Artifact{contract.Here(): {Key: key, Size: int64(len(object)), SHA256: record.Sum(object), TarSize: tarSize, ManifestSHA256: manifest}}}})
 	w.must(err)
 	return p
 }

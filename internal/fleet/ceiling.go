@@ -1,0 +1,77 @@
+package fleet
+
+import (
+	"context"
+	"strings"
+
+	"sluice/internal/contract"
+	"sluice/internal/outcome"
+	"sluice/internal/store"
+)
+
+// A beat is a heartbeat as it is in the store, or why it can't be read.
+type beat struct {
+	label string
+	contract.Heartbeat
+	err error
+}
+
+// heartbeats reads what the boxes have published.
+func heartbeats(ctx context.Context, s store.Store) ([]beat, error) {
+	keys, err := s.List(ctx, contract.StatusPrefix)
+	if err != nil {
+		return nil, err
+	}
+	var out []beat
+	for _, key := range keys {
+		label, ok := strings.CutSuffix(strings.TrimPrefix(key, contract.StatusPrefix), ".json")
+		if !ok {
+			continue
+		}
+		o, err := s.Get(ctx, key, contract.MaxHeartbeat, "")
+		if store.IsNotExist(err) {
+			continue
+		}
+		b := beat{label: label, err: err}
+		if err == nil {
+			b.Heartbeat, b.err = contract.Spoken.DecodeHeartbeat(o.Data)
+		}
+		out = append(out, b)
+	}
+	return out, nil
+}
+
+// readable says which boxes of a channel can't read a pointer, or the manifests
+// that it leads to. What every build reads needs no question.
+func (o *Operator) readable(ctx context.Context, p contract.Pointer, manifest contract.Step) error {
+	step, member := p.Needs()
+	if o.Strand {
+		return nil
+	}
+	follows := func(b beat) bool { return b.Components[p.Component].Channel == p.Channel }
+	if err := stranded(ctx, o.Store, contract.PointerLadder, step, member, follows); err != nil {
+		return err
+	}
+	return stranded(ctx, o.Store, contract.ManifestLadder, manifest.Max(contract.One), "its bundle", follows)
+}
+
+// stranded says which of the boxes can't read a document of a step.
+func stranded(ctx context.Context, s store.Store, l contract.Ladder, step contract.Step, because string, of func(beat) bool) error {
+	if step == contract.One {
+		return nil
+	}
+	beats, err := heartbeats(ctx, s)
+	if err != nil {
+		return err
+	}
+	var labels []string
+	for _, b := range beats {
+		if b.err == nil && of(b) && b.Speaks.Check(l, step) != nil {
+			labels = append(labels, b.label)
+		}
+	}
+	if len(labels) == 0 {
+		return nil
+	}
+	return outcome.Refuse(outcome.UpgradeNeeded, "this would be %s %s (because of %s), which these boxes can't read: %s. They would get nothing new: update their sluice first, or mean it with -strand", l, step, because, strings.Join(labels, ", "))
+}
