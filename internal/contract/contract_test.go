@@ -34,22 +34,58 @@ func sampleManifest() Manifest {
 		Needs:          map[Component]Version{"base": "2"}}
 }
 
+func withDeltas(p Pointer) Pointer {
+	for name, a := range p.Payload.Current.Artifacts {
+		a.Deltas = []Delta{{"0.9.0", digest, "bootstrap/edge/1.0.0/from-0.9.0", 3, digest}}
+		p.Payload.Current.Artifacts[name] = a
+	}
+	return p
+}
+
+func withExpiry(p Pointer) Pointer {
+	p.Payload.RefreshedAt, p.Payload.ExpiresAt = at, At(at.Add(14*24*time.Hour))
+	return p
+}
+
+func sampleEnvelope() Envelope {
+	return Envelope{PayloadType(PointerLadder), samplePointer().Encode(), []Signature{{strings.Repeat("cd", 32), "c2lnbmF0dXJl"}}}
+}
+
+func sampleTrust(expires Time) Trust {
+	return Trust{One, at, TrustPayload{One, 1, map[string][]byte{strings.Repeat("cd", 32): bytes.Repeat([]byte{7}, 32)},
+		map[Ladder]Family{PointerLadder: {[]string{strings.Repeat("cd", 32)}, 1}}, expires}}
+}
+
+func sampleHeartbeat() Heartbeat {
+	return Heartbeat{One, "box-1", "shop", "linux-amd64", at, Speaks{EnvelopeLadder: {{1, 0}}, PointerLadder: {{1, 2}, {2, 0}}}, map[Component]ComponentStatus{
+		"edge": {Channel: "stable", Running: "1.0.0", Target: "1.0.0", Downloaded: 5, Result: &Result{One, tuple, outcome.Applied, "", 1, digest, at, 5, 20},
+			Journal: &JournalBrief{"gating", "gate", 0}, Front: &Verdict{One, "1.0.0", at, "bootstrap/edge/1.0.0/x", digest, "good", "", []string{}, 1}}}}
+}
+
 // Every document of every minor that was ever written is read for ever.
 func TestGolden(t *testing.T) {
 	for name, doc := range map[string]codec{
-		"pointer-1.0":  {encode: samplePointer().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodePointer(b) }},
-		"manifest-1.0": {encode: sampleManifest().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeManifest(b) }},
-		"hint-1.0":     {encode: Hint{One, "1.0.0", at, false, at}.Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeHint(b) }},
-		"trust-1.0": {encode: Trust{One, at, TrustPayload{One, 1, map[string][]byte{strings.Repeat("cd", 32): bytes.Repeat([]byte{7}, 32)},
-			map[Ladder]Family{PointerLadder: {[]string{strings.Repeat("cd", 32)}, 1}}, Time{}}}.Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeTrust(b) }},
-		"seen-1.0":     record(Seen{One, map[Channel]Water{"stable": {at, 1, []string{"k"}}}}),
-		"applied-1.0":  record(Applied{One, Build{tuple, digest}, at}),
-		"staged-1.0":   record(Staged{One, Build{tuple, digest}}),
-		"versions-1.0": record(Versions{One, VersionLog{{"2", digest}, {"1", digest}}}),
-		"journal-1.0":  record(Journal{One, "x", "edge", "gating", "gate", Build{tuple, digest}, &Build{tuple, digest}, []string{"edge.service"}, "", 0, at, "b"}),
-		"drift-1.0":    record(Drift{One, at, true, []DriftRef{{"set:1.0.0", "damaged", "bin/edge has other bytes"}}}),
-		"trial-1.0":    record(Trial{One, "2.0.0", "1.0.0", at, 600, false}),
-		"result-1.0":   record(Result{One, tuple, outcome.RolledBack, "gate: it did not come up", 1, digest, at, 5, -1}),
+		"pointer-1.0":   {encode: samplePointer().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodePointer(b) }},
+		"pointer-1.1":   {encode: withDeltas(samplePointer()).Encode, decode: func(b []byte) (any, error) { return Spoken.DecodePointer(b) }},
+		"pointer-1.2":   {encode: withExpiry(withDeltas(samplePointer())).Encode, decode: func(b []byte) (any, error) { return Spoken.DecodePointer(b) }},
+		"envelope-1.0":  {encode: sampleEnvelope().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeEnvelope(b) }},
+		"heartbeat-1.0": {encode: sampleHeartbeat().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeHeartbeat(b) }},
+		"deployment-1.0": {encode: Deployment{One, "file:///srv/bucket", "shop", "box-1", sampleEnvelope(), map[Component]Channel{"sluice": "stable"}, map[Component]Water{"sluice": {at, 1, []string{"k"}}}}.Encode,
+			decode: func(b []byte) (any, error) { return Spoken.DecodeDeployment(b) }},
+		"verdict-1.0":       record(Verdict{One, "1.0.0", at, "bootstrap/edge/1.0.0/x", digest, "bad", "digest-mismatch: x", []string{"w"}, 1}),
+		"pending-1.0":       record(Pending{One, tuple, 5, true, 1, 7}),
+		"manifest-1.0":      {encode: sampleManifest().Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeManifest(b) }},
+		"hint-1.0":          {encode: Hint{One, "1.0.0", at, false, at}.Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeHint(b) }},
+		"trust-1.0":         {encode: sampleTrust(Time{}).Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeTrust(b) }},
+		"trust-expires-1.0": {encode: sampleTrust(at).Encode, decode: func(b []byte) (any, error) { return Spoken.DecodeTrust(b) }},
+		"seen-1.0":          record(Seen{One, map[Channel]Water{"stable": {at, 1, []string{"k"}}}}),
+		"applied-1.0":       record(Applied{One, Build{tuple, digest}, at}),
+		"staged-1.0":        record(Staged{One, Build{tuple, digest}}),
+		"versions-1.0":      record(Versions{One, VersionLog{{"2", digest}, {"1", digest}}}),
+		"journal-1.0":       record(Journal{One, "x", "edge", "gating", "gate", Build{tuple, digest}, &Build{tuple, digest}, []string{"edge.service"}, "", 0, at, "b"}),
+		"drift-1.0":         record(Drift{One, at, true, []DriftRef{{"set:1.0.0", "damaged", "bin/edge has other bytes"}}}),
+		"trial-1.0":         record(Trial{One, "2.0.0", "1.0.0", at, 600, false}),
+		"result-1.0":        record(Result{One, tuple, outcome.RolledBack, "gate: it did not come up", 1, digest, at, 5, -1}),
 	} {
 		path := filepath.Join("testdata", "golden", name+".json")
 		want, err := os.ReadFile(path)

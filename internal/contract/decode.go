@@ -5,14 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// maxDepth is how deep a document may nest. Ours nest seven deep.
-const maxDepth = 32
+// How deep a document may nest. Ours nest nine deep; one that is only asked for
+// its version may be of a build to come.
+const (
+	maxDepth      = 32
+	maxProbeDepth = 256
+)
 
 // strictDecode fills v from data: one object, no trailing bytes, no unknown,
 // duplicate, wrong-case, missing or null member. A member is required unless
@@ -21,14 +26,19 @@ func strictDecode(data []byte, v any) (newest, error) {
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
 		return newest{}, errors.New("it begins with a byte-order mark")
 	}
-	if err := depth(data); err != nil {
-		return newest{}, err
+	if nesting(data) > maxDepth {
+		return newest{}, fmt.Errorf("it nests deeper than %d", maxDepth)
+	}
+	// First what is missing: thousands of empty members would be large ones once
+	// they are decoded.
+	n := newest{step: One}
+	if err := n.whole(jsontext.NewDecoder(bytes.NewBuffer(data)), reflect.TypeOf(v).Elem(), ""); err != nil {
+		return n, err
 	}
 	if err := json.Unmarshal(data, v, json.RejectUnknownMembers(true)); err != nil {
-		return newest{}, tidy(err)
+		return n, tidy(err)
 	}
-	n := newest{step: One}
-	return n, n.whole(data, reflect.TypeOf(v).Elem(), "")
+	return n, nil
 }
 
 // sinceTag marks a member that a later minor of its ladder added: `since:"1.2"`.
@@ -59,7 +69,7 @@ func (n *newest) use(field reflect.StructField, where string) {
 // with: whoever reads no more than that can read it.
 func lowest(v any) newest {
 	n := newest{step: One}
-	if err := n.whole(encode(v), reflect.TypeOf(v), ""); err != nil {
+	if err := n.whole(jsontext.NewDecoder(bytes.NewBuffer(encode(v))), reflect.TypeOf(v), ""); err != nil {
 		panic(fmt.Sprintf("contract: a document of ours is not whole: %v", err))
 	}
 	return n
@@ -67,20 +77,32 @@ func lowest(v any) newest {
 
 // tidy makes one line of what the library says.
 func tidy(err error) error {
+	if err == nil {
+		return nil
+	}
 	s := strings.TrimPrefix(err.Error(), "json: ")
 	return errors.New(strings.TrimPrefix(s, "jsontext: "))
 }
 
-func depth(data []byte) error {
-	d := jsontext.NewDecoder(bytes.NewReader(data))
-	for {
-		if _, err := d.ReadToken(); err != nil {
-			return nil // the end, or something that Unmarshal says better
-		}
-		if d.StackDepth() > maxDepth {
-			return fmt.Errorf("it nests deeper than %d", maxDepth)
+// nesting is how deep a document nests, whatever else is wrong with it. It needs
+// no memory: that of the library grows with the depth.
+func nesting(data []byte) int {
+	depth, deepest, quoted := 0, 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			depth++
+			deepest = max(deepest, depth)
+		case c == '}' || c == ']':
+			depth--
 		}
 	}
+	return deepest
 }
 
 var (
@@ -88,70 +110,100 @@ var (
 	jsonType = reflect.TypeFor[json.UnmarshalerFrom]()
 )
 
-// whole finds nulls and missing members, which the library lets pass.
-func (n *newest) whole(data []byte, t reflect.Type, where string) error {
-	if string(bytes.TrimSpace(data)) == "null" {
+// whole finds nulls and missing members, which the library lets pass, and unknown
+// ones. It goes through the document once, and keeps nothing of it.
+func (n *newest) whole(d *jsontext.Decoder, t reflect.Type, where string) error {
+	kind := d.PeekKind()
+	if kind == 'n' {
 		return fmt.Errorf("%s is null", orDocument(where))
 	}
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	if p := reflect.PointerTo(t); p.Implements(textType) || p.Implements(jsonType) || t == reflect.TypeFor[jsontext.Value]() {
-		return nil
+	p := reflect.PointerTo(t)
+	leaf := p.Implements(textType) || p.Implements(jsonType) || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
+	switch {
+	case !leaf && kind == '[' && t.Kind() == reflect.Slice:
+		return n.items(d, t.Elem(), where)
+	case !leaf && kind == '{' && (t.Kind() == reflect.Map || t.Kind() == reflect.Struct):
+		return n.members(d, t, where)
 	}
-	switch t.Kind() {
-	case reflect.Slice:
-		if t.Elem().Kind() == reflect.Uint8 {
-			return nil
-		}
-		var items []jsontext.Value
-		if err := json.Unmarshal(data, &items); err != nil {
-			return tidy(err)
-		}
-		for i, item := range items {
-			if err := n.whole(item, t.Elem(), fmt.Sprintf("%s[%d]", where, i)); err != nil {
-				return err
-			}
-		}
-	case reflect.Map:
-		members, err := object(data)
-		if err != nil {
-			return err
-		}
-		for name, m := range members {
-			if err := n.whole(m, t.Elem(), where+"."+name); err != nil {
-				return err
-			}
-		}
-	case reflect.Struct:
-		members, err := object(data)
-		if err != nil {
-			return err
-		}
-		return n.wholeStruct(members, t, where)
-	}
-	return nil
+	return tidy(d.SkipValue()) // a leaf; or of a wrong type, as the library says better
 }
 
-func (n *newest) wholeStruct(members map[string]jsontext.Value, t reflect.Type, where string) error {
+func (n *newest) items(d *jsontext.Decoder, t reflect.Type, where string) error {
+	if _, err := d.ReadToken(); err != nil {
+		return tidy(err)
+	}
+	for i := 0; d.PeekKind() != ']'; i++ {
+		if err := n.whole(d, t, fmt.Sprintf("%s[%d]", where, i)); err != nil {
+			return err
+		}
+	}
+	_, err := d.ReadToken()
+	return tidy(err)
+}
+
+func (n *newest) members(d *jsontext.Decoder, t reflect.Type, where string) error {
+	if _, err := d.ReadToken(); err != nil {
+		return tidy(err)
+	}
+	var there []string
+	for d.PeekKind() != '}' {
+		name, err := d.ReadToken()
+		if err != nil {
+			return tidy(err)
+		}
+		at := strings.TrimPrefix(where+"."+name.String(), ".")
+		elem := t
+		if t.Kind() == reflect.Map {
+			elem = t.Elem()
+		} else {
+			field, known := member(t, name.String())
+			if !known {
+				return fmt.Errorf("%s has an unknown member %q", orDocument(where), clip(name.String()))
+			}
+			there, elem = append(there, name.String()), field.Type
+			n.use(field, at)
+		}
+		if err := n.whole(d, elem, at); err != nil {
+			return err
+		}
+	}
+	if _, err := d.ReadToken(); err != nil {
+		return tidy(err)
+	}
+	if t.Kind() == reflect.Map {
+		return nil
+	}
+	return missing(t, there, where)
+}
+
+// member finds a member by its name in a struct, or in one that is embedded: its
+// members stand in the same object.
+func member(t reflect.Type, name string) (reflect.StructField, bool) {
 	for i := range t.NumField() {
 		field := t.Field(i)
-		if field.Anonymous { // its members stand in the same object
-			if err := n.wholeStruct(members, field.Type, where); err != nil {
-				return err
+		if field.Anonymous {
+			if f, ok := member(field.Type, name); ok {
+				return f, true
 			}
-			continue
+		} else if tag, _, _ := strings.Cut(field.Tag.Get("json"), ","); tag == name {
+			return field, true
 		}
+	}
+	return reflect.StructField{}, false
+}
+
+func missing(t reflect.Type, there []string, where string) error {
+	for i := range t.NumField() {
+		field := t.Field(i)
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
-		m, there := members[name]
-		switch {
-		case there:
-			at := strings.TrimPrefix(where+"."+name, ".")
-			n.use(field, at)
-			if err := n.whole(m, field.Type, at); err != nil {
+		if field.Anonymous {
+			if err := missing(field.Type, there, where); err != nil {
 				return err
 			}
-		case !strings.Contains(options, "omitzero"):
+		} else if !strings.Contains(options, "omitzero") && !slices.Contains(there, name) {
 			return fmt.Errorf("%s has no member %q", orDocument(where), name)
 		}
 	}
@@ -163,14 +215,6 @@ func orDocument(where string) string {
 		return "the document"
 	}
 	return where
-}
-
-func object(data []byte) (map[string]jsontext.Value, error) {
-	var m map[string]jsontext.Value
-	if err := json.Unmarshal(data, &m); err != nil {
-		return nil, tidy(err)
-	}
-	return m, nil
 }
 
 // find returns one member of an object, by the names on the way to it. It keeps

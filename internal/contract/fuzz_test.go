@@ -63,7 +63,7 @@ func FuzzManifest(f *testing.F) {
 }
 
 func FuzzRecords(f *testing.F) {
-	seed(f, "applied", "drift", "journal", "result", "seen", "staged", "trial", "versions")
+	seed(f, "applied", "drift", "journal", "result", "seen", "staged", "trial", "versions", "verdict", "pending")
 	f.Fuzz(func(t *testing.T, data []byte) {
 		record(Seen{}).fuzz(t, data)
 		record(Applied{}).fuzz(t, data)
@@ -81,7 +81,7 @@ func FuzzRecords(f *testing.F) {
 
 // What is signed, and what boxes are enrolled with and publish.
 func FuzzDecode(f *testing.F) {
-	seed(f, "pointer", "trust")
+	seed(f, "pointer", "trust", "envelope", "heartbeat", "deployment")
 	f.Add([]byte(`{"payloadType":"x","payload":"","signatures":[]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if p, err := Spoken.DecodePointer(data); err == nil {

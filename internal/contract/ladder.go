@@ -28,6 +28,14 @@ const (
 	TrustLadder     Ladder = "trust"
 )
 
+var ladderForm = regexp.MustCompile(`^[a-z]{1,32}$`)
+
+// UnmarshalText reads the name of a ladder; also of one that this build has not
+// heard of.
+func (l *Ladder) UnmarshalText(b []byte) error {
+	return parse(l, "kind of document", "up to 32 of a to z", string(b), ladderForm.Match(b))
+}
+
 // A Step is a place on a ladder: major.minor.
 type Step struct{ Major, Minor int }
 
@@ -116,6 +124,9 @@ func (s Speaks) Check(l Ladder, found Step) error {
 // document.
 func probe(data []byte, names ...string) (Step, bool) {
 	var s Step
+	if nesting(data) > maxProbeDepth {
+		return s, false
+	}
 	member, ok := find(data, names...)
 	return s, ok && json.Unmarshal(member, &s) == nil
 }

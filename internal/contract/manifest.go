@@ -12,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // Limits of a bundle.
@@ -438,9 +441,12 @@ func loopback(hostport string) error {
 // left out.
 func (s Speaks) DecodeRecipe(data []byte, here Platform) (Manifest, error) {
 	var m Manifest
-	members, err := object(data)
-	if err != nil {
-		return m, err
+	var members map[string]jsontext.Value
+	if err := json.Unmarshal(data, &members); err != nil {
+		return m, tidy(err)
+	}
+	if members == nil {
+		return m, errors.New("it is null")
 	}
 	for name, value := range map[string]any{"schema": One, "platform": here, "files": []File{}} {
 		if _, there := members[name]; !there || name == "files" {

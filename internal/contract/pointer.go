@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -151,7 +152,10 @@ func (s Speaks) DecodePointer(data []byte) (Pointer, error) {
 // statement reads what an envelope carries: two ladders, the envelope's own
 // and the family's.
 func (s Speaks) statement(l Ladder, data []byte, v any) error {
-	if found, ok := probe(data, "envelope"); ok && len(data) <= MaxEnvelope {
+	if len(data) > MaxEnvelope {
+		return fmt.Errorf("reading a %s document: it is over %d bytes", l, MaxEnvelope)
+	}
+	if found, ok := probe(data, "envelope"); ok {
 		if err := s.Check(EnvelopeLadder, found); err != nil {
 			return err
 		}
@@ -321,9 +325,19 @@ func (s Speaks) DecodeTrust(data []byte) (Trust, error) {
 	if t.Payload.Number < 1 {
 		return t, fmt.Errorf("reading a trust document: it has number %d", t.Payload.Number)
 	}
+	for id, key := range t.Payload.Keys {
+		if _, err := Parse[Digest](id); err != nil || len(key) != 32 {
+			return t, fmt.Errorf("reading a trust document: key %q of %d bytes: an id is 64 lower-case hex digits, a key 32 bytes", clip(id), len(key))
+		}
+	}
 	for name, f := range t.Payload.Families {
+		for i, id := range f.Keys {
+			if _, there := t.Payload.Keys[id]; !there || slices.Contains(f.Keys[:i], id) {
+				return t, fmt.Errorf("reading a trust document: family %q names key %q, which is not among the keys, or twice", name, clip(id))
+			}
+		}
 		if f.Threshold < 1 || f.Threshold > min(len(f.Keys), MaxSignatures) {
-			return t, fmt.Errorf("reading a trust document: family %q needs %d signatures of %d keys", clip(string(name)), f.Threshold, len(f.Keys))
+			return t, fmt.Errorf("reading a trust document: family %q needs %d signatures of %d keys", name, f.Threshold, len(f.Keys))
 		}
 	}
 	return t, nil
@@ -350,11 +364,17 @@ func DecodeCore(document []byte) (Core, error) {
 	if len(document) > MaxEnvelope {
 		return Core{}, fmt.Errorf("reading a routing core: the document is over %d bytes", MaxEnvelope)
 	}
+	if nesting(document) > maxProbeDepth {
+		return Core{}, fmt.Errorf("reading a routing core: the document nests deeper than %d", maxProbeDepth)
+	}
 	var c Core
 	var payload []byte
 	member, _ := find(document, "payload")
 	if err := json.Unmarshal(member, &payload); err != nil {
 		return c, errors.New("reading a routing core: the document has no payload in base64")
+	}
+	if nesting(payload) > maxProbeDepth {
+		return c, fmt.Errorf("reading a routing core: the payload nests deeper than %d", maxProbeDepth)
 	}
 	for _, m := range []struct {
 		name string

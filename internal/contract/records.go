@@ -180,6 +180,9 @@ func (l *VersionLog) UnmarshalJSONFrom(d *jsontext.Decoder) error {
 		if err := json.UnmarshalDecode(d, &e.Version); err != nil {
 			return err
 		}
+		if d.PeekKind() == 'n' {
+			return fmt.Errorf("version %s is null", e.Version)
+		}
 		if err := json.UnmarshalDecode(d, &e.ManifestSHA256); err != nil {
 			return err
 		}
