@@ -3,6 +3,7 @@ module sluice
 go 1.26.0
 
 require (
+	aead.dev/minisign v0.3.0
 	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/go-json-experiment/json v1.27.2
 	github.com/godbus/dbus/v5 v5.1.0
@@ -10,6 +11,7 @@ require (
 	github.com/minio/minio-go/v7 v7.4.1
 	github.com/peterbourgon/ff/v3 v3.4.0
 	github.com/schollz/progressbar/v3 v3.19.1
+	github.com/secure-systems-lab/go-securesystemslib v0.11.1
 	golang.org/x/sys v0.50.0
 	golang.org/x/term v0.48.0
 	pgregory.net/rapid v1.3.0

@@ -115,7 +115,7 @@ func TestReadRefuses(t *testing.T) {
 	for says, change := range map[string]func(dir string) error{
 		"no regular file": func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "share/link")) },
 		"no such file":    func(dir string) error { return os.Remove(filepath.Join(dir, "manifest.json")) },
-		"unknown object member": func(dir string) error {
+		"unknown member": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(`{"component":"edge","version":"1","gaet":{}}`), 0o644)
 		},
 		"nothing would ever start it": func(dir string) error {

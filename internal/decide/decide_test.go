@@ -60,6 +60,10 @@ func TestPointer(t *testing.T) {
 		"rollback failed":                 {In{Pointer: pointer("2", 5), Result: result(outcome.RollbackFailed, "gate: x", "2", 5, 1)}, Nothing},
 		"terminal for another channel":    {In{Pointer: pointer("2", 5), Result: &contract.Result{Tuple: contract.Tuple{Channel: "canary", Version: "2", PromotedAt: at(5)}, Outcome: outcome.RolledBack, Reason: "gate: x"}}, Update},
 		"watermark of another channel":    {In{Pointer: pointer("2", 5), Seen: &contract.Seen{Channels: map[contract.Channel]contract.Water{"canary": {PromotedAt: at(9)}}}}, Update},
+		"runs already, trust has moved":   {In{Pointer: pointer("1", 5), Seen: seen(5), Applied: applied("1", "a"), Ahead: true}, Noop},
+		"refused, trust has moved":        {In{Pointer: pointer("2", 5), Ahead: true, Result: result(outcome.Refused, "version-lie: x", "2", 5, 1)}, Noop},
+		"another build, trust has moved":  {In{Pointer: pointer("2", 5), Seen: seen(5), Applied: applied("1", "b"), Ahead: true}, Update},
+		"a replay, trust has moved":       {In{Pointer: pointer("2", 5), Seen: seen(6), Ahead: true}, Ignore},
 		"runs already, damaged":           {In{Pointer: pointer("1", 5), Seen: seen(5), Applied: applied("1", "a"), Damaged: true}, Update},
 		"runs already, never seen before": {In{Pointer: pointer("1", 5), Applied: applied("1", "a")}, Noop},
 	} {
@@ -69,6 +73,38 @@ func TestPointer(t *testing.T) {
 		if got, why := Pointer(c.in); got != c.want {
 			t.Errorf("%s: %s (%s), want %s", name, got, why, c.want)
 		}
+	}
+}
+
+// What time it is, when the box's clock may be wrong.
+func TestNow(t *testing.T) {
+	day := 24 * time.Hour
+	built := t0.Add(-100 * day)
+	for name, c := range map[string]struct {
+		clock  time.Time
+		signed []time.Duration // past t0
+		want   time.Time
+	}{
+		"nothing signed":                      {t0, nil, t0},
+		"all signed is older":                 {t0, []time.Duration{-time.Hour, -30 * day}, t0},
+		"an hour behind":                      {t0, []time.Duration{time.Hour}, t0.Add(time.Hour)},
+		"the newest counts":                   {t0, []time.Duration{time.Hour, 3 * day, -day}, t0.Add(3 * day)},
+		"exactly seven days behind":           {t0, []time.Duration{7 * day}, t0.Add(7 * day)},
+		"a time from the far future":          {t0, []time.Duration{5000 * day}, t0.Add(7 * day)},
+		"a clock before the build":            {built.Add(-1), []time.Duration{0}, t0},
+		"a clock exactly at the build":        {built, []time.Duration{0}, built.Add(7 * day)},
+		"a clock before the build, far ahead": {time.Unix(0, 0), []time.Duration{5000 * day}, t0.Add(5000 * day)},
+	} {
+		var signed []contract.Time
+		for _, d := range c.signed {
+			signed = append(signed, contract.At(t0.Add(d)))
+		}
+		if got := Now(c.clock, built, signed...); !got.Equal(c.want) {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+	if got := Now(time.Unix(0, 0), time.Time{}, contract.At(t0)); !got.Equal(time.Unix(0, 0).Add(MaxAhead)) {
+		t.Errorf("a build without a date: %s", got)
 	}
 }
 

@@ -153,7 +153,7 @@ func TestPointerStaysSmall(t *testing.T) {
 	var p contract.Pointer
 	var err error
 	for i := range 60 {
-		if p, err = o.Promote(context.Background(), "edge", "stable", Promotion{Release: release(contract.Version("v"+strings.Repeat("x", i)))}); err != nil {
+		if p, err = o.Promote(context.Background(), "edge", "stable", Promotion{Release: release(contract.Version("v" + strings.Repeat("x", i)))}); err != nil {
 			t.Fatal(err)
 		}
 	}
