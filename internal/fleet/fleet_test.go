@@ -13,6 +13,7 @@ import (
 	"sluice/internal/contract"
 	"sluice/internal/outcome"
 	"sluice/internal/store"
+	"sluice/internal/trust"
 )
 
 var key = ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, 32))
@@ -87,61 +88,332 @@ func TestClockThatWentBack(t *testing.T) {
 	}
 }
 
-// lossy writes a pointer and loses the answer, as a cut connection does.
+// lossy is a store that does something else at the next write of a pointer.
 type lossy struct {
 	store.Store
-	answer error
-	before bool // it is lost on the way there
+	next func(put func() (string, error)) (string, error)
+	get  error // what the next read of a pointer answers
 }
 
 func (l *lossy) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond store.Condition) (string, error) {
-	answer := l.answer
-	if !strings.HasPrefix(key, "control/system/") || answer == nil {
-		return l.Store.Put(ctx, key, body, size, cond)
+	put := func() (string, error) { return l.Store.Put(ctx, key, body, size, cond) }
+	if do := l.next; strings.HasPrefix(key, contract.PointersPrefix) && do != nil {
+		l.next = nil
+		return do(put)
 	}
-	l.answer = nil
-	if l.before {
-		return "", answer
-	}
-	if _, err := l.Store.Put(ctx, key, body, size, cond); err != nil {
-		return "", err
-	}
-	return "", answer
+	return put()
 }
 
+func (l *lossy) Get(ctx context.Context, key string, limit int64, unless string) (store.Object, error) {
+	if err := l.get; strings.HasPrefix(key, contract.PointersPrefix) && err != nil {
+		l.get = nil
+		return store.Object{}, err
+	}
+	return l.Store.Get(ctx, key, limit, unless)
+}
+
+// After a lost answer, a conflict or a write that was retried, the client reads
+// back and says which of three it is; the history has exactly one entry, or none.
 func TestLostAnswers(t *testing.T) {
 	ctx := context.Background()
+	type put = func() (string, error)
+	landed := func(answer error) func(*lossy, *Operator) func(put) (string, error) {
+		return func(*lossy, *Operator) func(put) (string, error) {
+			return func(put put) (string, error) {
+				if _, err := put(); err != nil {
+					return "", err
+				}
+				return "", answer
+			}
+		}
+	}
+	notWritten := func(answer error) func(*lossy, *Operator) func(put) (string, error) {
+		return func(*lossy, *Operator) func(put) (string, error) {
+			return func(put) (string, error) { return "", answer }
+		}
+	}
+	as := func(o *Operator, actor string) *Operator { other := *o; other.Actor = actor; return &other }
+	two := 48 * time.Hour
 	for name, c := range map[string]struct {
-		answer error
-		before bool
-		fails  bool
+		do      func(*lossy, *Operator) func(put) (string, error)
+		history string
+		err     string // part of it; "" for none
+		told    string
 	}{
-		"landed, answered as conflict by a retry": {store.ErrConflict, false, false},
-		"landed, connection lost":                 {store.ErrTransient, false, false},
-		"not written, connection lost":            {store.ErrTransient, true, true},
-		"not written, conflict":                   {store.ErrConflict, true, false},
+		"landed, answered as conflict by a retry": {landed(store.ErrConflict), "4 3 2 1", "", "already yours"},
+		"landed, connection lost":                 {landed(store.ErrTransient), "4 3 2 1", "", "already yours"},
+		"not written, connection lost":            {notWritten(store.ErrTransient), "3 2 1", "try again", ""},
+		"not written, denied":                     {notWritten(store.ErrDenied), "3 2 1", "denies", ""},
+		"not written, conflict out of nothing":    {notWritten(store.ErrConflict), "4 3 2 1", "", ""},
+		"somebody else was faster": {func(l *lossy, o *Operator) func(put) (string, error) {
+			return func(put put) (string, error) {
+				if _, err := as(o, "bob@example.com").Promote(ctx, "edge", "stable", Promotion{Release: release("5")}); err != nil {
+					return "", err
+				}
+				return put()
+			}
+		}, "5 3 2 1", "lost to bob@example.com, who made edge on stable 5 (promote)", ""},
+		"somebody else was faster, and the answer was lost": {func(l *lossy, o *Operator) func(put) (string, error) {
+			return func(put put) (string, error) {
+				if _, err := as(o, "bob@example.com").Rollback(ctx, "edge", "stable"); err != nil {
+					return "", err
+				}
+				_, _ = put()
+				return "", store.ErrTransient
+			}
+		}, "2 1", "lost to bob@example.com, who made edge on stable 2 (rollback)", ""},
+		"landed, connection lost, and somebody else came after": {func(l *lossy, o *Operator) func(put) (string, error) {
+			return func(put put) (string, error) {
+				if _, err := put(); err != nil {
+					return "", err
+				}
+				if _, err := as(o, "bob@example.com").Promote(ctx, "edge", "stable", Promotion{Release: release("5")}); err != nil {
+					return "", err
+				}
+				return "", store.ErrTransient
+			}
+		}, "5 4 3 2 1", "", "already yours; since then bob@example.com made it 5 (promote)"},
+		"refreshed meanwhile": {func(l *lossy, o *Operator) func(put) (string, error) {
+			return func(put put) (string, error) {
+				if _, err := as(o, "cron@example.com").Refresh(ctx, "edge", "stable", &two); err != nil {
+					return "", err
+				}
+				return put()
+			}
+		}, "4 3 2 1", "", ""},
+		"landed, and can't be read back": {func(l *lossy, o *Operator) func(put) (string, error) {
+			return func(put put) (string, error) {
+				if _, err := put(); err != nil {
+					return "", err
+				}
+				l.get = store.ErrTransient
+				return "", store.ErrTransient
+			}
+		}, "4 3 2 1", "can't be told", ""},
 	} {
 		l := &lossy{}
 		o := open(t, func(s store.Store) store.Store { l.Store = s; return l })
+		var told []string
+		o.Actor, o.Tell = "ann@example.com", func(s string) { told = append(told, s) }
 		for _, v := range []contract.Version{"1", "2", "3"} {
 			if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release(v)}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		l.answer, l.before = c.answer, c.before
-		p, err := o.Rollback(ctx, "edge", "stable")
-		if (err != nil) != c.fails || c.fails && !errors.Is(err, c.answer) {
-			t.Errorf("%s: %v", name, err)
+		l.next = c.do(l, o)
+		p, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("4")})
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v, want %q", name, err, c.err)
+		}
+		if got := strings.Join(told, "; "); !strings.Contains(got, c.told) || (got == "") != (c.told == "") {
+			t.Errorf("%s: told %q", name, got)
 		}
 		now, _, err := o.Pointer(ctx, "edge", "stable")
-		want := "2 1"
-		if c.fails {
-			want = "3 2 1"
-		} else if history(p) != want {
+		if err != nil || history(now.Pointer) != c.history {
+			t.Errorf("%s: %q, want %q, %v", name, history(now.Pointer), c.history, err)
+		}
+		if c.err == "" && history(p) != c.history {
 			t.Errorf("%s: returned %q", name, history(p))
 		}
-		if err != nil || history(now.Pointer) != want {
-			t.Errorf("%s: %q, want %q, %v", name, history(now.Pointer), want, err)
+		// The same once more makes no second entry.
+		if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("4")}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		now, _, err = o.Pointer(ctx, "edge", "stable")
+		if n := strings.Count(history(now.Pointer)+" ", "4 "); err != nil || n > 2 || n == 2 && !strings.HasPrefix(c.history, "5 4") {
+			t.Errorf("%s: then %q, %v", name, history(now.Pointer), err)
+		}
+	}
+}
+
+// A refresh changes its two members and the signature; a promote keeps the life.
+func TestRefresh(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	day := 24 * time.Hour
+	clock := time.Now()
+	o.Now = func() time.Time { return clock }
+	if _, err := o.Refresh(ctx, "edge", "stable", &day); outcome.Exit(err) != outcome.ExitFailed {
+		t.Errorf("without a promote: %v", err)
+	}
+	if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.Refresh(ctx, "edge", "stable", nil); outcome.Exit(err) != outcome.ExitUsage {
+		t.Errorf("without a life: %v", err)
+	}
+	fourteen, never := 14*day, time.Duration(0)
+	first, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("2"), Life: &fourteen})
+	if err != nil || !first.Payload.ExpiresAt.Equal(clock.Add(fourteen)) {
+		t.Fatalf("%s, %v", first.Payload.ExpiresAt, err)
+	}
+	clock = clock.Add(10 * day)
+	second, err := o.Refresh(ctx, "edge", "stable", nil)
+	if err != nil || !second.Payload.ExpiresAt.Equal(clock.Add(fourteen)) || !second.Payload.RefreshedAt.Equal(clock) {
+		t.Fatalf("%+v, %v", second.Payload, err)
+	}
+	same := second
+	same.Payload.ExpiresAt, same.Payload.RefreshedAt = first.Payload.ExpiresAt, first.Payload.RefreshedAt
+	if !bytes.Equal(same.Encode(), first.Encode()) {
+		t.Errorf("a refresh changed more:\n%s\n%s", first.Encode(), second.Encode())
+	}
+	// With a clock that went back it never expires earlier.
+	clock = clock.Add(-5 * day)
+	third, err := o.Refresh(ctx, "edge", "stable", nil)
+	if err != nil || third.Payload.ExpiresAt.Before(second.Payload.ExpiresAt.Time) {
+		t.Errorf("%s, %v", third.Payload.ExpiresAt, err)
+	}
+	clock = clock.Add(6 * day)
+	for what, do := range map[string]func() (contract.Pointer, error){
+		"promote": func() (contract.Pointer, error) {
+			return o.Promote(ctx, "edge", "stable", Promotion{Release: release("3")})
+		},
+		"rollback": func() (contract.Pointer, error) { return o.Rollback(ctx, "edge", "stable") },
+	} {
+		if p, err := do(); err != nil || p.Payload.Life() != fourteen {
+			t.Errorf("%s: lives %s, %v", what, p.Payload.Life(), err)
+		}
+	}
+	p, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("4"), Life: &never})
+	if err != nil || !p.Payload.ExpiresAt.IsZero() || p.Payload.RefreshedAt != (contract.Time{}) {
+		t.Errorf("%+v, %v", p.Payload, err)
+	}
+	if step, _ := p.Needs(); step != contract.One {
+		t.Errorf("without an expiry it needs %s", step)
+	}
+}
+
+// beats publishes what a box of an older build would.
+func beats(t *testing.T, s store.Store, label contract.Label, ch contract.Channel, speaks contract.Speaks) {
+	t.Helper()
+	b := contract.Heartbeat{Schema: contract.One, Label: label, Platform: "linux-amd64", At: contract.At(time.Now()), Speaks: speaks,
+		Components: map[contract.Component]contract.ComponentStatus{"edge": {Channel: ch, Running: "1"}}}
+	if _, err := store.PutBytes(context.Background(), s, contract.StatusKey(label), b.Encode(), store.Condition{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCeilings(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	old := contract.Speaks{contract.EnvelopeLadder: {{Major: 1}}, contract.PointerLadder: {{Major: 1, Minor: 1}}, contract.ManifestLadder: {{Major: 1}}}
+	beats(t, o.Store, "old-1", "stable", old)
+	beats(t, o.Store, "old-2", "stable", old)
+	beats(t, o.Store, "old-elsewhere", "canary", old)
+	beats(t, o.Store, "new", "stable", contract.Spoken)
+	if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1")}); err != nil {
+		t.Errorf("nothing new: %v", err)
+	}
+	life := time.Hour
+	refused := func(err error, says string) {
+		t.Helper()
+		var e *outcome.Error
+		if !errors.As(err, &e) || e.Word != outcome.UpgradeNeeded || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "old-1, old-2. ") {
+			t.Error(err)
+		}
+	}
+	_, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("2"), Life: &life})
+	refused(err, "pointer 1.2 (because of payload.expires_at)")
+	_, err = o.Promote(ctx, "edge", "stable", Promotion{Release: release("2"), Manifest: contract.Step{Major: 1, Minor: 3}})
+	refused(err, "manifest 1.3")
+	_, err = o.Refresh(ctx, "edge", "stable", &life)
+	refused(err, "pointer 1.2")
+	if p, _, err := o.Pointer(ctx, "edge", "stable"); err != nil || history(p.Pointer) != "1" {
+		t.Errorf("%q, %v", history(p.Pointer), err)
+	}
+	o.Strand = true
+	if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("2"), Life: &life}); err != nil {
+		t.Errorf("-strand: %v", err)
+	}
+	rows, err := Status(ctx, o.Store, o.Trust, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows {
+		if stuck := r.State == Unreadable && strings.HasPrefix(r.Reason, "upgrade-needed: needs a newer sluice: pointer 1.2"); stuck != (r.Label == "old-1" || r.Label == "old-2") {
+			t.Errorf("%s: %s, %s", r.Label, r.State, r.Reason)
+		}
+	}
+}
+
+// What this command is too old for is shown, and not failed at.
+func TestStatusOfNewerDocuments(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	p, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	beats(t, o.Store, "box-1", "stable", contract.Spoken)
+	beats(t, o.Store, "box-2", "canary", contract.Spoken)
+	newer := func(doc []byte, old, new string) []byte {
+		t.Helper()
+		if !bytes.Contains(doc, []byte(old)) {
+			t.Fatalf("%s has no %s", doc, old)
+		}
+		return bytes.Replace(doc, []byte(old), []byte(new), 1)
+	}
+	put := func(key string, data []byte) {
+		t.Helper()
+		if _, err := store.PutBytes(ctx, o.Store, key, data, store.Condition{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beat, err := o.Store.Get(ctx, contract.StatusKey("box-2"), contract.MaxHeartbeat, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(contract.StatusKey("box-3"), newer(beat.Data, `"schema": "1.0"`, `"schema": "2.0", "novel": []`))
+	for name, statement := range map[string][]byte{
+		"a minor to come":     newer(p.Encode(), `"schema": "1.0"`, `"schema": "1.7", "novel": 1`),
+		"a major to come":     newer(p.Encode(), `"schema": "1.0"`, `"schema": "3.0"`),
+		"an envelope to come": newer(p.Encode(), `"envelope": "1.0"`, `"envelope": "2.0"`),
+	} {
+		put(contract.PointerKey("edge", "stable", 1), trust.Sign(contract.PointerLadder, statement, key).Encode())
+		rows, err := Status(ctx, o.Store, o.Trust, time.Now())
+		if err != nil || len(rows) != 3 {
+			t.Fatalf("%s: %+v, %v", name, rows, err)
+		}
+		if r := rows[0]; r.State != Unreadable || !strings.Contains(r.Reason, "needs a newer sluice") || !strings.Contains(r.Reason, "edge on stable, promoted at "+p.PromotedAt.String()) {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if r := rows[1]; r.State != Waiting {
+			t.Errorf("%s: another channel: %+v", name, r)
+		}
+		if r := rows[2]; r.State != Unreadable || r.Label != "box-3" || !strings.Contains(r.Reason, "needs a newer sluice: heartbeat 2.0: unsupported major (this sluice reads 1)") {
+			t.Errorf("%s: %+v", name, r)
+		}
+		// Nor does anybody write over it.
+		if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("2")}); outcome.Exit(err) != outcome.ExitDeferred {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// A pointer of another major beside this one is kept true, or nothing is written.
+	put(contract.PointerKey("edge", "canary", 2), []byte("{}"))
+	if _, err := o.Promote(ctx, "edge", "canary", Promotion{Release: release("2")}); err == nil || !strings.Contains(err.Error(), "also has a pointer of major 2") {
+		t.Error(err)
+	}
+}
+
+func TestExpiriesAreTold(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	life := 10 * 24 * time.Hour
+	p, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1"), Life: &life})
+	if err != nil {
+		t.Fatal(err)
+	}
+	beats(t, o.Store, "box-1", "stable", contract.Spoken)
+	beats(t, o.Store, "box-2", "stable", contract.Spoken)
+	for after, want := range map[time.Duration]string{0: "", life - ExpiryWarning - time.Hour: "", life - ExpiryWarning + time.Hour: "expires in", life + time.Hour: "expired at"} {
+		now := p.PromotedAt.Add(after)
+		rows, err := Status(ctx, o.Store, o.Trust, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := Expiries(rows, o.Trust, now)
+		if (len(lines) == 1) != (want != "") || want != "" && (!strings.Contains(lines[0], want) || !strings.Contains(lines[0], "sluice refresh edge -channel stable")) {
+			t.Errorf("after %s: %q", after, lines)
 		}
 	}
 }
