@@ -13,7 +13,6 @@ import (
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/store"
-	"sluice/internal/trust"
 )
 
 // Pointer gets the envelope of one component's pointer for root and puts it,
@@ -70,17 +69,20 @@ func trustDocuments(ctx context.Context, disk *durable.Disk, s store.Store, stat
 			}
 		}
 	}
-	for n := set.Number + 1; n <= set.Number+trust.MaxSteps; n++ {
+	// Checked here only so that a store can't fill the folder: one that does not
+	// count is the last that is got. Root sees it, and judges.
+	var failed error
+	_, _ = set.Walk(func(n int) ([]byte, error) {
 		o, err := s.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
-		if store.IsNotExist(err) {
-			return nil
+		if err == nil {
+			err = disk.WriteFile(filepath.Join(folder, layout.StepName(n)), o.Data, 0o644)
+		} else if !store.IsNotExist(err) {
+			err = outcome.Defer(outcome.Store, "%w", err)
 		}
-		if err != nil {
-			return outcome.Defer(outcome.Store, "%w", err)
+		if err != nil && !store.IsNotExist(err) {
+			failed = err
 		}
-		if err := disk.WriteFile(filepath.Join(folder, layout.StepName(n)), o.Data, 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
+		return o.Data, err
+	}, nil)
+	return failed
 }

@@ -35,6 +35,8 @@ func TestMain(m *testing.M) {
 	if os.Geteuid() == 0 {
 		os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/go/bin")
 	}
+	os.Setenv("AWS_ACCESS_KEY_ID", s3User)
+	os.Setenv("AWS_SECRET_ACCESS_KEY", s3Secret)
 	dir, err := os.MkdirTemp("", "sluice-hand-")
 	if err == nil {
 		bin = dir
@@ -75,7 +77,7 @@ func (w *world) must(err error) {
 func run(t *testing.T, program string, args ...string) (int, string) {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), filepath.Join(bin, program), args...)
-	c.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}
+	c.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir(), "AWS_ACCESS_KEY_ID=" + s3User, "AWS_SECRET_ACCESS_KEY=" + s3Secret}
 	out, err := c.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -102,9 +104,16 @@ func (w *world) box(program string, args ...string) (int, string) {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir()}
-	w.root, w.bucket = layout.Root(filepath.Join(w.dir, "box")), filepath.Join(w.dir, "bucket")
+	w.bucket = filepath.Join(w.dir, "bucket")
 	w.must(os.Mkdir(w.bucket, 0o755))
-	url := "file://" + w.bucket
+	w.deploy("file://" + w.bucket)
+	return w
+}
+
+// deploy makes a deployment in a store, and enrolls the box.
+func (w *world) deploy(url string) {
+	w.t.Helper()
+	w.root = layout.Root(filepath.Join(w.dir, "box"))
 	w.ok("sluice", "keygen", "-o", filepath.Join(w.dir, "key"))
 	w.ok("sluice", "init", "-store", url, "-key", filepath.Join(w.dir, "key.pub"), "-components", "edge=stable", "-o", filepath.Join(w.dir, "deployment.json"))
 	// A pipeline without programs: they are run from here.
@@ -126,7 +135,6 @@ func newWorld(t *testing.T) *world {
 	w.must(err)
 	w.op, err = fleet.NewOperator(context.Background(), w.store, w.key)
 	w.must(err)
-	return w
 }
 
 func (w *world) write(name, text string, mode fs.FileMode) {
@@ -428,10 +436,17 @@ func (w *world) craft(version string, change func(m *contract.Manifest, entries 
 		}
 	}
 	w.must(out.Close())
+	return w.promoteObject(version, compress(w.t, raw.Bytes()), int64(raw.Len()), record.Sum(manifest))
+}
+
+func compress(t *testing.T, data []byte) []byte {
+	t.Helper()
 	z, err := zstd.NewWriter(nil)
-	w.must(err)
-	object := z.EncodeAll(raw.Bytes(), nil)
-	return w.promoteObject(version, object, int64(raw.Len()), record.Sum(manifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	return z.EncodeAll(data, nil)
 }
 
 func (w *world) promoteObject(version string, object []byte, tarSize int64, manifest contract.Digest) contract.Pointer {

@@ -44,7 +44,7 @@ func TestPeakMemory(t *testing.T) {
 	w.promote(file)
 	store := w.store.String()
 	if gw := os.Getenv("VERSITYGW"); gw != "" { // the way of most boxes
-		store = serveS3(t, gw, w.dir)
+		store = s3URL("bucket", serveS3(t, gw, w.dir))
 	}
 	for _, p := range peaks {
 		args := []string{"-root", string(w.root), "-component", "edge"}
@@ -55,7 +55,7 @@ func TestPeakMemory(t *testing.T) {
 		// charged with this one's memory until it has called execve(2).
 		figure := filepath.Join(w.dir, "peak")
 		c := exec.CommandContext(t.Context(), "/usr/bin/time", append([]string{"-f", "%M", "-o", figure, filepath.Join(bin, p.program)}, args...)...)
-		c.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID=operator", "AWS_SECRET_ACCESS_KEY=operator-secret")
+		c.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID="+s3User, "AWS_SECRET_ACCESS_KEY="+s3Secret)
 		if text, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", p.program, err, text)
 		}
@@ -77,7 +77,14 @@ func TestPeakMemory(t *testing.T) {
 	}
 }
 
-// serveS3 serves the buckets of a folder.
+// Who speaks to the S3 server.
+const s3User, s3Secret = "operator", "operator-secret"
+
+func s3URL(bucket, address string) string {
+	return fmt.Sprintf("s3://%s?region=us-east-1&endpoint=http://%s", bucket, address)
+}
+
+// serveS3 serves the buckets of a folder, and returns the address.
 func serveS3(t *testing.T, gateway, dir string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -86,7 +93,7 @@ func serveS3(t *testing.T, gateway, dir string) string {
 	}
 	address := l.Addr().String()
 	l.Close()
-	c := exec.Command(gateway, "--access", "operator", "--secret", "operator-secret", "--port", address, "--quiet", "posix", dir)
+	c := exec.Command(gateway, "--access", s3User, "--secret", s3Secret, "--port", address, "--quiet", "posix", dir)
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +101,7 @@ func serveS3(t *testing.T, gateway, dir string) string {
 	for range 200 {
 		if conn, err := net.Dial("tcp", address); err == nil {
 			conn.Close()
-			return fmt.Sprintf("s3://bucket?region=us-east-1&endpoint=http://%s", address)
+			return address
 		}
 		time.Sleep(50 * time.Millisecond) // it is starting
 	}
