@@ -227,7 +227,7 @@ func (l *life) String() string { return "" }
 func (l *life) Set(s string) error {
 	text := s
 	if days, ok := strings.CutSuffix(s, "d"); ok {
-		n, err := strconv.ParseUint(days, 10, 16)
+		n, err := strconv.ParseUint(days, 10, 32)
 		if err != nil {
 			return fmt.Errorf("%q is no number of days", s)
 		}

@@ -33,7 +33,11 @@ type bench struct {
 	state  record.State
 	key    ed25519.PrivateKey
 	answer []byte // of the store
+	steps  map[int][]byte
 	clock  int64
+	now    time.Time // of the box; zero: the real time
+	built  time.Time
+	life   [2]contract.Time // refreshed_at and expires_at of what is promoted
 }
 
 func newBench(t *testing.T, component contract.Component) *bench {
@@ -83,7 +87,7 @@ func (b *bench) promote(version string, change func(*contract.Manifest)) contrac
 	at := contract.At(time.Unix(b.clock, 0))
 	a := contract.Artifact{Key: contract.BootstrapKey(m.Component, m.Version, "x"), Size: 1, SHA256: record.Sum(nil), TarSize: m.Size(), ManifestSHA256: record.Sum(manifest)}
 	p := contract.Pointer{Envelope: contract.One, Component: m.Component, Channel: "stable", PromotedAt: at, Payload: contract.PointerPayload{Schema: contract.One,
-		Current: contract.Release{Version: m.Version, Artifacts: map[contract.Platform]contract.Artifact{contract.Here(): a}, ReleasedAt: at}, History: []contract.Release{}, Audit: []contract.Audit{}}}
+		Current: contract.Release{Version: m.Version, Artifacts: map[contract.Platform]contract.Artifact{contract.Here(): a}, ReleasedAt: at}, History: []contract.Release{}, Audit: []contract.Audit{}, RefreshedAt: b.life[0], ExpiresAt: b.life[1]}}
 	b.answer = trust.Sign(contract.PointerLadder, p.Encode(), b.key).Encode()
 	b.hint(contract.Hint{Schema: contract.One, Version: m.Version, PromotedAt: at, SeenAt: at})
 	return contract.Build{Tuple: p.Tuple(), ManifestSHA256: a.ManifestSHA256}
@@ -98,9 +102,16 @@ func (b *bench) hint(h contract.Hint) {
 func (b *bench) stage(points *fault.Points) error {
 	state := b.state
 	state.Disk = &durable.Disk{Fault: points}
-	s := &Stager{State: state, Log: slog.New(slog.DiscardHandler), Status: func(string, ...any) {}, Now: time.Now, Ask: func(_ context.Context, folder string) error {
-		return errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(filepath.Join(folder, "pointer.json"), b.answer, 0o644))
+	s := &Stager{State: state, Log: slog.New(slog.DiscardHandler), Status: func(string, ...any) {}, Now: time.Now, Built: b.built, Ask: func(_ context.Context, folder string) error {
+		err := errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(filepath.Join(folder, "pointer.json"), b.answer, 0o644))
+		for n, data := range b.steps {
+			err = errors.Join(err, os.WriteFile(filepath.Join(folder, layout.StepName(n)), data, 0o644))
+		}
+		return err
 	}}
+	if !b.now.IsZero() {
+		s.Now = func() time.Time { return b.now }
+	}
 	return s.Run(context.Background())
 }
 
@@ -348,6 +359,145 @@ func TestDamagedRecords(t *testing.T) {
 			if err := b.stage(nil); err == nil || !strings.Contains(err.Error(), string(outcome.Mutated)) {
 				t.Errorf("%s %s: other bytes: %v", place, damage, err)
 			}
+		}
+	}
+}
+
+// ends is how the last promote ended.
+func (b *bench) ends() outcome.Word {
+	r, _, err := record.Load[contract.Result](b.state, layout.Result)
+	b.must(err)
+	return r.Word()
+}
+
+// What expires, by which clock: the box's own, or the newest signed time that it
+// has seen.
+func TestExpiry(t *testing.T) {
+	day := 24 * time.Hour
+	real := time.Now()
+	for name, c := range map[string]struct {
+		clock   time.Duration // of the box, past the real time
+		seen    time.Duration // a promote that was seen on another channel, past the real time
+		built   time.Duration // the build, past the real time
+		expires time.Duration // the pointer, past the real time
+		staged  bool
+	}{
+		"it has time left":                       {0, -day, -30 * day, time.Hour, true},
+		"it has expired":                         {0, -day, -30 * day, -time.Hour, false},
+		"the clock is behind, and that is known": {-3 * day, 0, -30 * day, -time.Hour, false},
+		"the clock is behind, and nobody knows":  {-3 * day, -10 * day, -30 * day, -time.Hour, true},
+		"the clock is ten days behind":           {-10 * day, 0, -30 * day, -4 * day, false},
+		"the floor is seven days, and no more":   {-10 * day, 0, -30 * day, -2 * day, true},
+		"the clock is before the build":          {-4000 * day, 0, -30 * day, -2 * day, false},
+		"somebody signed a time from the future": {0, 9000 * day, -30 * day, 8 * day, true},
+		"and it expires within seven days":       {0, 9000 * day, -30 * day, 6 * day, false},
+		"the clock is ahead":                     {30 * day, -day, -30 * day, 14 * day, false},
+	} {
+		b := newBench(t, "edge")
+		at := func(d time.Duration) contract.Time { return contract.At(real.Add(d)) }
+		b.now = real.Add(c.clock)
+		b.built = real.Add(c.built)
+		b.must(b.state.Save(layout.Seen, contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{"canary": {PromotedAt: at(c.seen), Trust: 1, KeyIDs: []string{}}}}))
+		b.life = [2]contract.Time{at(c.expires - 20*day), at(c.expires)}
+		b.promote("1", nil)
+		err := b.stage(nil)
+		if staged := b.staged() == "1"; staged != c.staged || staged != (err == nil) {
+			t.Errorf("%s: staged: %v, %v", name, staged, err)
+		}
+		if !c.staged && (b.ends() != outcome.Expired || outcome.Exit(err) != outcome.ExitDeferred) {
+			t.Errorf("%s: %v", name, err)
+		}
+		// Refreshed, the same promote is staged: nobody promoted anything.
+		if !c.staged {
+			b.life = [2]contract.Time{at(c.expires), at(40 * day)}
+			b.clock--
+			b.promote("1", nil)
+			if err := b.stage(nil); err != nil || b.staged() != "1" {
+				t.Errorf("%s, refreshed: %v", name, err)
+			}
+		}
+	}
+}
+
+// document signs trust document n: the same keys as before, made at a time.
+func (b *bench) document(n int, made, expires contract.Time) []byte {
+	doc := trust.NewDocument(made, b.key.Public().(ed25519.PublicKey))
+	doc.Payload.Number, doc.Payload.ExpiresAt = n, expires
+	return trust.Sign(contract.TrustLadder, doc.Encode(), b.key).Encode()
+}
+
+// An expired trust document stops updates until there is a newer one; a newer one
+// resets the floor of time that the one before has let rise.
+func TestTrustExpires(t *testing.T) {
+	day := 24 * time.Hour
+	real := time.Now()
+	at := func(d time.Duration) contract.Time { return contract.At(real.Add(d)) }
+	b := newBench(t, "edge")
+	b.now, b.built = real, real.Add(-30*day)
+	b.must(os.WriteFile(b.root.TrustFile("edge", "1"), b.document(1, at(-20*day), at(-day)), 0o644))
+	b.promote("1", nil)
+	if err := b.stage(nil); b.ends() != outcome.Expired || !strings.Contains(err.Error(), "trust document 1 expired") || b.staged() != "" {
+		t.Errorf("%v", err)
+	}
+	// One in the middle of a chain may have expired: it is only a step.
+	b.steps = map[int][]byte{2: b.document(2, at(-10*day), at(-5*day)), 3: b.document(3, at(-day), at(30*day))}
+	if err := b.stage(nil); err != nil || b.staged() != "1" {
+		t.Errorf("%v", err)
+	}
+	for n := 1; n <= 3; n++ {
+		if _, err := os.Stat(b.root.TrustFile("edge", fmt.Sprint(n))); err != nil {
+			t.Error(err)
+		}
+	}
+	// A time from the future, seen under document 3, lets a pointer expire early;
+	// document 4 puts that right.
+	b.must(b.state.Save(layout.Seen, contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{
+		"canary": {PromotedAt: at(9000 * day), Trust: 3, KeyIDs: []string{trust.KeyID(b.key.Public().(ed25519.PublicKey))}}}}))
+	b.life = [2]contract.Time{at(-day), at(5 * day)}
+	b.promote("2", nil)
+	if err := b.stage(nil); b.ends() != outcome.Expired || b.staged() != "1" {
+		t.Errorf("%v", err)
+	}
+	b.steps[4] = b.document(4, at(-time.Hour), at(30*day))
+	if err := b.stage(nil); err != nil || b.staged() != "2" {
+		t.Errorf("%v", err)
+	}
+}
+
+// A walk that is killed at each of its steps goes on where it was, and a watermark
+// whose key is taken out never comes back.
+func TestWalkIsKilled(t *testing.T) {
+	other := ed25519.NewKeyFromSeed([]byte(strings.Repeat("o", ed25519.SeedSize)))
+	far := contract.At(time.Now().AddDate(70, 0, 0))
+	for n := 1; ; n++ {
+		b := newBench(t, "edge")
+		b.must(b.state.Save(layout.Seen, contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{
+			"stable": {PromotedAt: far, Trust: 1, KeyIDs: []string{trust.KeyID(b.key.Public().(ed25519.PublicKey))}}}}))
+		b.promote("1", nil)
+		if err := b.stage(nil); err == nil || !strings.Contains(err.Error(), string(outcome.Replay)) {
+			t.Fatalf("before the rotation: %v", err)
+		}
+		two := trust.NewDocument(contract.At(time.Now()), other.Public().(ed25519.PublicKey))
+		two.Payload.Number = 2
+		b.steps = map[int][]byte{2: trust.Sign(contract.TrustLadder, two.Encode(), b.key, other).Encode()}
+		b.key = other
+		b.clock--
+		b.promote("1", nil)
+		points := &fault.Points{At: n}
+		_ = b.stage(points)
+		b.must(marker.Raise(b.state.Path(layout.Requested)))
+		if err := b.stage(nil); err != nil || b.staged() != "1" {
+			t.Errorf("killed at %d: %v", n, err)
+		}
+		seen, _, err := record.Load[contract.Seen](b.state, layout.Seen)
+		if w := seen.Channels["stable"]; err != nil || w.PromotedAt.Equal(far.Time) || w.Trust != 2 {
+			t.Errorf("killed at %d: the watermark is %+v, %v", n, w, err)
+		}
+		if points.Count() < n {
+			if n < 10 {
+				t.Errorf("only %d points", n)
+			}
+			break
 		}
 	}
 }

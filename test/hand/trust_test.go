@@ -1,0 +1,174 @@
+package hand
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice/internal/contract"
+	"sluice/internal/layout"
+	"sluice/internal/outcome"
+)
+
+// A box that was off for twelve rotations, each of which takes every key out that
+// was there before, catches up in one go; with a link missing it says which.
+func TestTwelveRotations(t *testing.T) {
+	w := newWorld(t)
+	w.promote(w.bundle("1", script("1")))
+	w.roll()
+	last := w.own()
+	const rotations = 12
+	for i := range rotations {
+		next, _ := w.keypair(fmt.Sprint("key-", i))
+		w.trustIs([]string{last, next}, []string{next}, []string{"add", next + ".pub"}, []string{"remove", last + ".pub"})
+		last = next
+	}
+	w.ok("sluice", "update", "-store", w.store.String(), "-key", last+".key", "-file", w.bundle("2", script("2")), "-yes")
+	if status, out := run(t, "sluice", "update", "-store", w.store.String(), "-key", w.own()+".key", "-file", w.bundle("3", script("3")), "-yes"); status != 78 {
+		t.Errorf("a key that was taken out: exit status %d: %s", status, out)
+	}
+	link := filepath.Join(w.bucket, contract.TrustKey(7))
+	kept, err := os.ReadFile(link)
+	w.must(err)
+	w.must(os.Remove(link))
+	w.unchanged(func() { w.step("fetch once", 1, "the store has trust document 8 and not 7") })
+	w.step("fetch once", 1, "bad-signature") // publishes why
+	if out := w.ok("sluice", "status", "-store", "file://"+w.bucket, "-h"); !strings.Contains(out, "USAGE") {
+		t.Error(out)
+	}
+	for _, verb := range []string{"status", "trust show"} {
+		if status, out := run(t, "sluice", append(strings.Fields(verb), "-store", w.store.String())...); status != 78 || !strings.Contains(out, "trust document 7 is missing") {
+			t.Errorf("%s: exit status %d: %s", verb, status, out)
+		}
+	}
+	w.must(os.WriteFile(link, kept, 0o644))
+	w.roll()
+	if r := w.result(); w.running() != "2" || r.Outcome != outcome.Applied {
+		t.Errorf("runs %s: %+v", w.running(), r)
+	}
+	set, err := w.state().Trust()
+	if err != nil || set.Number != rotations+1 {
+		t.Errorf("trust document %d, %v", set.Number, err)
+	}
+	// What was handed on is gone once root has it.
+	w.step("fetch once", 0, "")
+	if left, _ := filepath.Glob(filepath.Join(w.state().Path(layout.Incoming), "trust-*.json")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	// Another box, by the deployment file of the first day, and by a new one.
+	again := filepath.Join(w.dir, "again.json")
+	w.ok("sluice", "init", "-store", w.store.String(), "-key", last+".key", "-components", "edge=stable", "-o", again)
+	for i, file := range []string{filepath.Join(w.dir, "deployment.json"), again} {
+		b := &world{t: t, dir: w.dir, store: w.store, bucket: w.bucket, root: layout.Root(filepath.Join(w.dir, fmt.Sprint("box-", i)))}
+		b.ok("sluice", "enroll", file, "-root", string(b.root), "-label", fmt.Sprint("more-", i))
+		b.roll()
+		if b.running() != "2" {
+			t.Errorf("%s: runs %s", file, b.running())
+		}
+	}
+}
+
+// A box that has nothing else to do moves its trust all the same, and nothing of it
+// rolls.
+func TestTrustMovesAtRest(t *testing.T) {
+	w := newWorld(t)
+	w.promote(w.bundle("1", script("1")))
+	w.roll()
+	before, seen := w.result(), w.raw("control/system/edge/stable.json")
+	alice, _ := w.keypair("alice")
+	w.trustIs([]string{w.own(), alice}, []string{alice}, []string{"add", alice + ".pub"}, []string{"remove", w.own() + ".pub"})
+	if string(w.raw("control/system/edge/stable.json")) == string(seen) {
+		t.Error("the pointer was not signed anew")
+	}
+	w.unchanged(func() {
+		w.step("fetch once", 0, "")
+		w.step("verify", 0, "")
+		w.step("stage", 0, "has ended here already")
+	}, "seen.json", "2.json")
+	if set, err := w.state().Trust(); err != nil || set.Number != 2 {
+		t.Errorf("trust document %d, %v", set.Number, err)
+	}
+	if r := w.result(); r != before {
+		t.Errorf("%+v", r)
+	}
+	w.step("fetch once", 0, "")
+	if _, err := os.Lstat(w.state().Path(layout.Fetched)); err == nil { // to let verify tidy up
+		w.step("verify", 0, "nothing to ask for")
+	}
+	w.step("fetch once", 0, "")
+	if _, err := os.Lstat(w.state().Path(layout.Fetched)); err == nil {
+		t.Error("it asks again, with nothing to do")
+	}
+}
+
+// The verbs that can't work say what to do, and change nothing.
+func TestTrustVerbsRefuse(t *testing.T) {
+	w := newWorld(t)
+	alice, _ := w.keypair("alice")
+	draft := filepath.Join(w.dir, "trust.json")
+	at := []string{"-store", w.store.String(), "-o", draft}
+	for line, c := range map[string]struct {
+		status int
+		says   string
+	}{
+		"trust":                       {2, "say what to do"},
+		"trust add":                   {2, "say which key"},
+		"trust add " + alice:          {78, "no such file"},
+		"trust add " + alice + ".key": {78, `exactly one PEM block "PUBLIC KEY"`},
+		"trust add " + alice + ".pub -family hint":      {2, "-family"},
+		"trust add " + alice + ".pub -expires tomorrow": {2, "is no time to live"},
+		"trust add " + alice + ".pub -expires 99999d":   {2, "at most"},
+		"trust remove nobody":                           {78, "no such file"},
+		"trust remove " + alice + ".pub":                {2, "counts for none"},
+		"trust threshold":                               {2, "say how many"},
+		"trust threshold x":                             {2, "no number"},
+		"trust threshold 0":                             {2, "at least one"},
+		"trust threshold 2":                             {2, "would need 2 signatures of 1 keys"},
+	} {
+		args := strings.Fields(line)
+		if len(args) > 1 {
+			args = append(args, at...)
+		}
+		status, out := run(t, "sluice", args...)
+		if status != c.status || !strings.Contains(out, c.says) {
+			t.Errorf("%s: exit status %d, want %d and %q: %s", line, status, c.status, c.says, out)
+		}
+		if _, err := os.Lstat(draft); err == nil {
+			t.Fatalf("%s: left a draft", line)
+		}
+	}
+	w.ok("sluice", append([]string{"trust", "add", alice + ".pub"}, at...)...)
+	for line, c := range map[string]struct {
+		status int
+		says   string
+	}{
+		"trust sign " + draft + " -yes":                                                      {78, "say which key signs"},
+		"trust sign nowhere -yes -key " + alice + ".key":                                     {78, "add, remove or threshold writes it"},
+		"trust sign " + draft + " -key " + alice + ".key":                                    {2, "there is nobody to ask: add -yes"},
+		"trust publish " + draft + " -yes -key " + alice + ".key -store " + w.store.String(): {1, "0 of the 1 signatures that a trust document needs are by keys of trust document 1"},
+		"trust show " + w.own() + ".pub":                                                     {78, "reading an envelope"},
+	} {
+		before, err := os.ReadFile(draft)
+		w.must(err)
+		status, out := run(t, "sluice", strings.Fields(line)...)
+		if status != c.status || !strings.Contains(out, c.says) {
+			t.Errorf("%s: exit status %d, want %d and %q: %s", line, status, c.status, c.says, out)
+		}
+		after, err := os.ReadFile(draft)
+		w.must(err)
+		if string(before) != string(after) {
+			t.Errorf("%s: changed the draft", line)
+		}
+		if strings.Contains(out, "PRIVATE") {
+			t.Errorf("%s: %s", line, out)
+		}
+	}
+	if out := w.ok("sluice", "trust", "show", draft); !strings.Contains(out, "trust document 2") || !strings.Contains(out, "signed by nobody yet") {
+		t.Error(out)
+	}
+	if out := w.ok("sluice", "trust", "show", "-store", w.store.String(), "-json"); !strings.Contains(out, `"number": 1`) {
+		t.Error(out)
+	}
+}
