@@ -292,6 +292,31 @@ func TestUnitsAreWellSpelt(t *testing.T) {
 	}
 }
 
+// The attacks of docs/threat-model.md are those that are played.
+func TestAttacksArePlayed(t *testing.T) {
+	src, err := os.ReadFile(filepath.Join(top, "test/hand/attack_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs, err := os.ReadFile(filepath.Join(top, "docs/threat-model.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(text []byte, form string) []string {
+		var out []string
+		for _, m := range regexp.MustCompile(form).FindAllSubmatch(text, -1) {
+			out = append(out, string(m[1]))
+		}
+		slices.Sort(out)
+		return out
+	}
+	played := names(src, `(?m)^\t"([^"]+)": +func\(w \*world, m \*mallory\)`)
+	told := names(docs, "`TestAttacks/([^`]+)`")
+	if len(played) < 14 || !slices.Equal(played, told) {
+		t.Errorf("played: %q\ntold of: %q", played, told)
+	}
+}
+
 // Every word that a reason can begin with is explained, and every invariant
 // stands in the code.
 func TestDocsNameWhatThereIs(t *testing.T) {
