@@ -33,6 +33,7 @@ import (
 // likes.
 type mallory struct {
 	*httptest.Server
+	proxy http.Handler // to the server
 	mu    sync.Mutex
 	rule  func(w http.ResponseWriter, r *http.Request) bool // reports whether it has answered
 	asked []string
@@ -42,7 +43,7 @@ type mallory struct {
 func newMallory(t *testing.T, gateway string) *mallory {
 	t.Helper()
 	m := &mallory{}
-	to := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+	m.proxy = &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(&url.URL{Scheme: "http", Host: gateway})
 		r.Out.Host = r.In.Host // it is part of what is signed
 	}}
@@ -52,7 +53,7 @@ func newMallory(t *testing.T, gateway string) *mallory {
 		rule := m.rule
 		m.mu.Unlock()
 		if rule == nil || !rule(w, r) {
-			to.ServeHTTP(w, r)
+			m.proxy.ServeHTTP(w, r)
 		}
 	}))
 	t.Cleanup(m.Close)
@@ -487,7 +488,7 @@ var attacks = map[string]func(w *world, m *mallory){
 			"garbage for all":      func(w http.ResponseWriter, r *http.Request) bool { with([]byte("evil"))(w, r); return true },
 			"it denies everything": func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(http.StatusForbidden); return true },
 			"somewhere else": func(w http.ResponseWriter, r *http.Request) bool {
-				http.Redirect(w, r, "http://127.0.0.1:1/evil", 302)
+				http.Redirect(w, r, "http://127.0.0.1:1/evil", http.StatusFound)
 				return true
 			},
 			"not modified, always": func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(http.StatusNotModified); return true },

@@ -1,0 +1,86 @@
+package hand
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"sluice/internal/contract"
+)
+
+// Whatever becomes of the answer to the write of a pointer, on the way from a real
+// S3 server: the command says which of the three it is, and the history has one entry.
+func TestLostAnswersOfAnS3Server(t *testing.T) {
+	gateway := os.Getenv("VERSITYGW")
+	if gateway == "" {
+		t.Skip("VERSITYGW does not name the S3 server: `make test` builds it")
+	}
+	buckets := t.TempDir()
+	address := serveS3(t, gateway, buckets)
+	w := &world{t: t, dir: t.TempDir(), bucket: filepath.Join(buckets, "bucket")}
+	w.must(os.Mkdir(w.bucket, 0o755))
+	w.deploy(s3URL("bucket", address))
+	m := newMallory(t, address)
+	through := s3URL("bucket", strings.TrimPrefix(m.URL, "http://"))
+	w.promote(w.bundle("1", script("1")))
+	last := "1"
+	for name, c := range map[string]struct {
+		loses  func(n int64) bool // the nth try's answer
+		lands  bool
+		status int
+		answer int // instead of a cut connection
+		says   string
+	}{
+		"cut after it was written":          {func(n int64) bool { return n == 1 }, true, 0, 0, "already yours"},
+		"cut before it was written":         {func(n int64) bool { return n == 1 }, false, 0, 0, ""},
+		"cut before, however often":         {func(int64) bool { return true }, false, 1, 0, "try again"},
+		"written, and then it says 500":     {func(n int64) bool { return n == 1 }, true, 0, 500, "already yours"},
+		"written, and then 503, every time": {func(int64) bool { return true }, true, 0, 503, "already yours"},
+		"not written, and it says 503":      {func(n int64) bool { return n <= 2 }, false, 0, 503, ""},
+	} {
+		version := "v" + strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")
+		file := w.bundle(version, script(version))
+		var tries atomic.Int64
+		m.answers(func(rw http.ResponseWriter, r *http.Request) bool {
+			if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, pointerOfEdge) {
+				return false
+			}
+			if n := tries.Add(1); !c.loses(n) {
+				return false
+			}
+			if c.lands {
+				m.proxy.ServeHTTP(httptest.NewRecorder(), r)
+			}
+			if c.answer != 0 {
+				rw.WriteHeader(c.answer)
+			} else {
+				cutOff(rw, r)
+			}
+			return true
+		})
+		status, out := run(t, "sluice", "update", "-store", through, "-key", w.own()+".key", "-file", file, "-yes")
+		if status != c.status || !strings.Contains(out, c.says) {
+			t.Errorf("%s: exit status %d, want %d and %q: %s", name, status, c.status, c.says, out)
+		}
+		if tries.Load() == 0 {
+			t.Errorf("%s: nothing was tried", name)
+		}
+		m.answers(nil)
+		p, err := contract.Spoken.DecodePointer(mustPayload(w, w.raw("control/system/edge/stable.json")))
+		w.must(err)
+		want := version
+		if c.status != 0 {
+			want = last
+		}
+		entries := slices.DeleteFunc(append([]contract.Release{p.Payload.Current}, p.Payload.History...), func(r contract.Release) bool { return string(r.Version) != version })
+		if string(p.Payload.Current.Version) != want || len(entries) > 1 || c.status == 0 && string(p.Payload.History[0].Version) != last {
+			t.Errorf("%s: current is %s, want %s; %d entries of it", name, p.Payload.Current.Version, want, len(entries))
+		}
+		last = want
+	}
+}
