@@ -361,15 +361,12 @@ func rollback() *ffcli.Command {
 func refresh() *ffcli.Command {
 	o := newOperator("refresh")
 	life := o.lifeFlag()
-	return &ffcli.Command{Name: "refresh", ShortHelp: "let a pointer count for longer", ShortUsage: "sluice refresh COMPONENT [-channel stable] [-expires 14d]", FlagSet: o.set,
-		LongHelp: "Signs the pointer anew with another expiry, as far ahead as the last time unless -expires says\notherwise. It is no promote: no box rolls.",
+	return &ffcli.Command{Name: "refresh", ShortHelp: "let pointers count for longer", ShortUsage: "sluice refresh [COMPONENT [-channel stable]] [-expires 14d]", FlagSet: o.set,
+		LongHelp: "Signs the pointer anew with another expiry, as far ahead as the last time unless -expires says\notherwise. It is no promote: no box rolls. Without COMPONENT: every pointer that expires.",
 		Exec: func(ctx context.Context, args []string) error {
 			c, err := component(args)
 			if err != nil {
 				return err
-			}
-			if c == "" {
-				return outcome.Usage("say which component")
 			}
 			ch, err := o.channel()
 			if err != nil {
@@ -379,21 +376,35 @@ func refresh() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			p, err := op.Refresh(ctx, c, ch, life.Duration)
-			if err != nil {
-				return err
+			targets, failed := []fleet.Target{{Component: c, Channel: ch}}, error(nil)
+			if c == "" {
+				targets, failed = op.Expiring(ctx)
 			}
-			if o.json {
-				_, err := os.Stdout.Write(p.Encode())
-				return err
+			for _, t := range targets { // one that fails keeps no other from it
+				p, err := op.Refresh(ctx, t.Component, t.Channel, life.Duration)
+				if err != nil {
+					failed = errors.Join(failed, err)
+					continue
+				}
+				if err := o.refreshed(p); err != nil {
+					return err
+				}
 			}
-			if p.Payload.ExpiresAt.IsZero() {
-				fmt.Printf("%s %s on %s never expires\n", c, p.Payload.Current.Version, ch)
-				return nil
-			}
-			fmt.Printf("%s %s on %s expires at %s\n", c, p.Payload.Current.Version, ch, p.Payload.ExpiresAt.Format(time.RFC3339))
-			return nil
+			return failed
 		}}
+}
+
+func (o *operator) refreshed(p contract.Pointer) error {
+	if o.json {
+		_, err := os.Stdout.Write(p.Encode())
+		return err
+	}
+	expires := "never expires"
+	if at := p.Payload.ExpiresAt; !at.IsZero() {
+		expires = "expires at " + at.Format(time.RFC3339)
+	}
+	fmt.Printf("%s %s on %s %s\n", p.Component, p.Payload.Current.Version, p.Channel, expires)
+	return nil
 }
 
 // change asks, changes a pointer, and says who follows it.

@@ -304,6 +304,35 @@ func (o *Operator) Refresh(ctx context.Context, c contract.Component, ch contrac
 	})
 }
 
+// A Target is one channel of a component.
+type Target struct {
+	Component contract.Component
+	Channel   contract.Channel
+}
+
+// Expiring lists the channels whose pointers expire.
+func (o *Operator) Expiring(ctx context.Context) ([]Target, error) {
+	keys, err := o.Store.List(ctx, contract.PointersPrefix)
+	if err != nil {
+		return nil, err
+	}
+	var out []Target
+	var errs []error
+	for _, key := range keys {
+		c, ch, major, ok := contract.ParsePointerKey(key)
+		if !ok || major != 1 {
+			continue
+		}
+		p, _, err := o.Pointer(ctx, c, ch)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s on %s: %w", c, ch, err))
+		} else if !p.Payload.ExpiresAt.IsZero() {
+			out = append(out, Target{c, ch})
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
 // renew begins a new life of a pointer; of the same length, if none is given.
 // Time never runs backwards in it, whatever this clock says.
 func renew(p *contract.PointerPayload, life *time.Duration, now time.Time) {

@@ -264,6 +264,12 @@ func TestRefresh(t *testing.T) {
 		t.Errorf("%s, %v", third.Payload.ExpiresAt, err)
 	}
 	clock = clock.Add(6 * day)
+	if _, err := o.Promote(ctx, "rim", "canary", Promotion{Release: release("1")}); err != nil {
+		t.Fatal(err)
+	}
+	if expiring, err := o.Expiring(ctx); err != nil || len(expiring) != 1 || expiring[0] != (Target{"edge", "stable"}) {
+		t.Errorf("%v, %v", expiring, err)
+	}
 	for what, do := range map[string]func() (contract.Pointer, error){
 		"promote": func() (contract.Pointer, error) {
 			return o.Promote(ctx, "edge", "stable", Promotion{Release: release("3")})

@@ -357,7 +357,9 @@ var attacks = map[string]func(w *world, m *mallory){
 		if r := w.result(); r.Outcome != outcome.Applied || !r.PromotedAt.Equal(p.PromotedAt.Time) || r.Version != "4" {
 			w.t.Errorf("%+v", r)
 		}
-		w.ok("sluice", "refresh", "edge", "-store", w.store.String(), "-key", w.own()+".key")
+		if out := w.ok("sluice", "refresh", "-store", w.store.String(), "-key", w.own()+".key"); strings.Count(out, "expires at") != 1 || !strings.Contains(out, "edge 4 on stable") {
+			w.t.Error(out)
+		}
 		before := w.result()
 		w.roll()
 		if r := w.result(); r != before {
