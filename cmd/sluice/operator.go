@@ -6,160 +6,17 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/peterbourgon/ff/v3/ffcli"
 
-	"sluice/internal/bundle"
 	"sluice/internal/contract"
-	"sluice/internal/durable"
 	"sluice/internal/fleet"
 	"sluice/internal/outcome"
-	"sluice/internal/program"
-	"sluice/internal/store"
 )
-
-func keygen() *ffcli.Command {
-	set := flag.NewFlagSet("sluice keygen", flag.ContinueOnError)
-	out := set.String("o", "", "`name` of the key: writes NAME.key and NAME.pub")
-	return &ffcli.Command{Name: "keygen", ShortHelp: "make a signing key", ShortUsage: "sluice keygen -o NAME", FlagSet: set,
-		Exec: func(_ context.Context, args []string) error {
-			if err := program.NoOperands(args); err != nil {
-				return err
-			}
-			if *out == "" {
-				return outcome.Usage("say where to: -o NAME")
-			}
-			id, err := fleet.GenerateKey(*out)
-			if err != nil {
-				return err
-			}
-			fmt.Printf("%s\n", id)
-			fmt.Fprintf(os.Stderr, "%s.key signs: keep it where only you can read it. %s.pub is for init\n", *out, *out)
-			return nil
-		}}
-}
-
-func initialize() *ffcli.Command {
-	set := flag.NewFlagSet("sluice init", flag.ContinueOnError)
-	var (
-		url        = set.String("store", "", "`URL` of the store")
-		key        = set.String("key", "", "the operator's key: NAME.key signs, NAME.pub finds the key beside it (`file`)")
-		out        = set.String("o", "deployment.json", "`file` that boxes are enrolled with")
-		name       = set.String("fleet", "", "`name` of the fleet")
-		components = set.String("components", "sluice=stable", "what boxes follow: `component=channel,…`")
-	)
-	return &ffcli.Command{Name: "init", ShortHelp: "make a store a deployment", ShortUsage: "sluice init -store URL -key NAME.pub -o FILE", FlagSet: set,
-		Exec: func(ctx context.Context, args []string) error {
-			if err := program.NoOperands(args); err != nil {
-				return err
-			}
-			follows, err := parseComponents(*components)
-			if err != nil {
-				return err
-			}
-			s, err := openStore(*url)
-			if err != nil {
-				return err
-			}
-			// The document is signed by the key that it names.
-			if stem, ok := strings.CutSuffix(*key, ".pub"); ok {
-				*key = stem + ".key"
-			}
-			private, err := fleet.PrivateKey(*key)
-			if err != nil {
-				return err
-			}
-			d, err := fleet.Init(ctx, s, private, *name, follows, time.Now())
-			if err != nil {
-				return err
-			}
-			if err := (&durable.Disk{}).WriteFile(*out, d.Encode(), 0o644); err != nil {
-				return err
-			}
-			fmt.Printf("%s is a deployment; enroll boxes with %s\n", s, *out)
-			return nil
-		}}
-}
-
-func parseComponents(list string) (map[contract.Component]contract.Channel, error) {
-	out := map[contract.Component]contract.Channel{"sluice": "stable"}
-	for _, pair := range strings.Split(list, ",") {
-		name, channel, ok := strings.Cut(strings.TrimSpace(pair), "=")
-		if !ok {
-			return nil, outcome.Usage("%q must be component=channel", pair)
-		}
-		c, err := contract.Parse[contract.Component](name)
-		if err != nil {
-			return nil, &outcome.UsageError{Err: err}
-		}
-		if out[c], err = contract.Parse[contract.Channel](channel); err != nil {
-			return nil, &outcome.UsageError{Err: err}
-		}
-	}
-	return out, nil
-}
-
-func openStore(url string) (store.Store, error) {
-	if url == "" {
-		return nil, outcome.Config("say which store: -store URL or SLUICE_STORE")
-	}
-	return store.Open(url)
-}
-
-func pack() *ffcli.Command {
-	set := flag.NewFlagSet("sluice bundle", flag.ContinueOnError)
-	out := set.String("o", "", "`file` to write; default: <component>_<version>_<platform>.tar.zst")
-	asJSON := set.Bool("json", false, "print what a pointer would say of it, as JSON")
-	return &ffcli.Command{Name: "bundle", ShortHelp: "make a bundle of a folder", ShortUsage: "sluice bundle DIR -o FILE", FlagSet: set,
-		LongHelp: "DIR holds manifest.json, which says everything but the files, and the files: bin/, etc/, share/,\nunits/, sysusers.d/, tmpfiles.d/.",
-		Exec: func(ctx context.Context, args []string) error {
-			if len(args) != 1 {
-				return outcome.Usage("say which folder, and only that")
-			}
-			m, err := bundle.Read(args[0])
-			if err != nil {
-				return outcome.Refuse(outcome.BadBundle, "%w", err)
-			}
-			if said := bundle.Lint(ctx, args[0], m); len(said) > 0 {
-				return outcome.Refuse(outcome.BadBundle, "systemd-analyze verify says: %s", strings.Join(said, "; "))
-			}
-			file := *out
-			if file == "" {
-				file = fmt.Sprintf("%s_%s_%s%s", m.Component, m.Version, m.Platform, bundle.Suffix)
-			}
-			info, err := writeBundle(file, args[0], m)
-			if err != nil {
-				return err
-			}
-			if *asJSON {
-				_, err := os.Stdout.Write(contract.EncodeJSON(map[string]any{"file": file, "size": info.Size, "sha256": info.SHA256, "tar_size": info.TarSize, "manifest_sha256": info.ManifestSHA256}))
-				return err
-			}
-			fmt.Printf("%s: %s %s for %s, %d files, %d bytes\n", file, m.Component, m.Version, m.Platform, len(m.Files), info.Size)
-			return nil
-		}}
-}
-
-func writeBundle(file, dir string, m contract.Manifest) (bundle.Info, error) {
-	temp, err := (&durable.Disk{}).Create(file, 0o644)
-	if err != nil {
-		return bundle.Info{}, err
-	}
-	done, end := progress(filepath.Base(file))
-	defer end()
-	info, err := bundle.Pack(temp, dir, m, func(n int64) { done(n, m.Size()) })
-	if err != nil {
-		return info, fmt.Errorf("packing %q: %w", dir, errors.Join(err, temp.Abandon()))
-	}
-	return info, temp.Commit()
-}
 
 // A list is a flag that may be given more than once.
 type list []string
@@ -180,9 +37,15 @@ func newOperator(verb string) *operator {
 	o.set.StringVar(&o.store, "store", "", "`URL` of the store")
 	o.set.Var(&o.keys, "key", "`file` of a signing key; once for each, if the trust document wants more than one")
 	o.set.StringVar(&o.chan_, "channel", "stable", "`name` of the channel")
-	o.set.BoolVar(&o.yes, "yes", false, "don't ask")
 	o.set.BoolVar(&o.json, "json", false, "print the new pointer as JSON")
 	o.set.BoolVar(&o.strand, "strand", false, "write also what some boxes of the channel are too old to read")
+	return o
+}
+
+// newAsking is newOperator for what asks before it changes anything.
+func newAsking(verb string) *operator {
+	o := newOperator(verb)
+	o.set.BoolVar(&o.yes, "yes", false, "don't ask")
 	return o
 }
 
@@ -274,7 +137,7 @@ func component(args []string) (contract.Component, error) {
 }
 
 func update() *ffcli.Command {
-	o := newOperator("update")
+	o := newAsking("update")
 	var files, platforms list
 	o.set.Var(&files, "file", "`bundle` to promote; once for each platform")
 	o.set.Var(&platforms, "platform", "`name` of a platform that must be among the bundles")
@@ -327,7 +190,7 @@ func update() *ffcli.Command {
 }
 
 func rollback() *ffcli.Command {
-	o := newOperator("rollback")
+	o := newAsking("rollback")
 	return &ffcli.Command{Name: "rollback", ShortHelp: "promote the release before", ShortUsage: "sluice rollback COMPONENT [-channel stable]", FlagSet: o.set,
 		Exec: func(ctx context.Context, args []string) error {
 			c, err := component(args)
@@ -436,97 +299,4 @@ func (o *operator) change(ctx context.Context, op *fleet.Operator, c contract.Co
 		fmt.Printf("boxes roll within %s\n", time.Duration(p.Payload.Spread))
 	}
 	return nil
-}
-
-func status() *ffcli.Command {
-	set := flag.NewFlagSet("sluice status", flag.ContinueOnError)
-	var (
-		url     = set.String("store", "", "`URL` of the store")
-		channel = set.String("channel", "", "only this `channel`")
-		asJSON  = set.Bool("json", false, "print JSON")
-		check   = set.Bool("check", false, "exit 1 if a box stands out")
-		watch   = set.Bool("watch", false, "show it again every two seconds, until stopped")
-	)
-	return &ffcli.Command{Name: "status", ShortHelp: "what every box runs, and how its last promote ended", ShortUsage: "sluice status [-channel NAME] [-json] [-check]", FlagSet: set,
-		Exec: func(ctx context.Context, args []string) error {
-			if err := program.NoOperands(args); err != nil {
-				return err
-			}
-			s, err := openStore(*url)
-			if err != nil {
-				return err
-			}
-			trusted, err := fleet.Trust(ctx, s)
-			var upgrade *contract.UpgradeError
-			if errors.As(err, &upgrade) && trusted.Number > 0 { // what can be told, is
-				fmt.Fprintf(os.Stderr, "needs a newer sluice: %s\n", err)
-			} else if err != nil {
-				return err
-			}
-			show := func() (standOut, rows int, err error) {
-				all, err := fleet.Status(ctx, s, trusted, time.Now())
-				if err != nil {
-					return 0, 0, err
-				}
-				for _, line := range fleet.Expiries(all, trusted, time.Now()) {
-					fmt.Fprintln(os.Stderr, line)
-					standOut++
-				}
-				shown := []fleet.Row{}
-				for _, r := range all {
-					if *channel == "" || r.Channel == *channel {
-						shown = append(shown, r)
-						if r.StandsOut() {
-							standOut++
-						}
-					}
-				}
-				if *asJSON {
-					_, err = os.Stdout.Write(contract.EncodeJSON(map[string]any{"schema": contract.One, "boxes": shown}))
-				} else {
-					err = table(os.Stdout, shown)
-				}
-				return standOut, len(shown), err
-			}
-			for {
-				if *watch && !*asJSON {
-					fmt.Print("\033[H\033[J") // home, and clear
-				}
-				standOut, rows, err := show()
-				if err != nil {
-					return err
-				}
-				if !*watch {
-					if *check && standOut > 0 {
-						return fmt.Errorf("%d things stand out, of %d rows", standOut, rows)
-					}
-					return nil
-				}
-				select {
-				case <-ctx.Done():
-					return nil
-				case <-time.After(watchEvery):
-				}
-			}
-		}}
-}
-
-// watchEvery is how often a watched status is read anew.
-const watchEvery = 2 * time.Second
-
-func table(w io.Writer, rows []fleet.Row) error {
-	t := tabwriter.NewWriter(w, 0, 2, 2, ' ', 0)
-	fmt.Fprintln(t, "BOX\tCOMPONENT\tCHANNEL\tRUNNING\tTARGET\tSTATE\tAGE\tREASON")
-	for _, r := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Label, orDash(r.Component), orDash(r.Channel), orDash(r.Running), orDash(r.Target), r.State,
-			time.Duration(r.AgeS)*time.Second, orDash(r.Reason))
-	}
-	return t.Flush()
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -68,14 +69,15 @@ func trustShow() *ffcli.Command {
 }
 
 func signedBy(d fleet.Draft) string {
-	if len(d.Envelope.Signatures) == 0 {
+	signed := d.SignedBy()
+	if len(signed) == 0 {
 		return "signed by nobody yet\n"
 	}
-	var ids []string
-	for _, s := range d.Envelope.Signatures {
-		ids = append(ids, "    "+s.KeyID)
+	text := "signed by\n"
+	for _, id := range slices.Sorted(maps.Keys(signed)) {
+		text += fmt.Sprintf("    %s (%s)\n", id, signed[id])
 	}
-	return "signed by\n" + strings.Join(ids, "\n") + "\n"
+	return text
 }
 
 // editor are the flags of what changes a draft.
@@ -264,14 +266,14 @@ func trustPublish() *ffcli.Command {
 				return err
 			}
 			fmt.Print(fleet.Describe(d.Document))
-			for _, r := range p.Resign {
+			for _, r := range p.Anew {
 				by := "-"
 				if a := r.Pointer.Payload.Audit; len(a) > 0 {
 					by = a[0].Actor
 				}
 				fmt.Printf("to sign anew: %s %s on %s, promoted at %s by %s\n", r.Pointer.Component, orDash(string(r.Pointer.Payload.Current.Version)), r.Pointer.Channel, r.Pointer.PromotedAt.Format(time.RFC3339), by)
 			}
-			for _, line := range p.Leave {
+			for _, line := range p.Skipped {
 				fmt.Printf("left as it is, boxes will not accept it: %s\n", line)
 			}
 			if !*yes {
@@ -282,7 +284,7 @@ func trustPublish() *ffcli.Command {
 			if err := p.Publish(ctx, time.Now()); err != nil {
 				return err
 			}
-			fmt.Printf("trust document %d is published; %d pointers are signed anew\n", p.Set.Number, len(p.Resign))
+			fmt.Printf("trust document %d is published; %d pointers are signed anew\n", p.Set.Number, len(p.Anew))
 			return nil
 		}}
 }

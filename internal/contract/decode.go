@@ -12,7 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// How deep a document may nest. Ours nest nine deep; one that is only asked for
+// How deep a document may nest. Ours nest at most eight deep; one that is only asked for
 // its version may be of a build to come.
 const (
 	maxDepth      = 32

@@ -5,6 +5,7 @@
 package contract
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -100,6 +101,13 @@ func (s Speaks) Majors(l Ladder) []int {
 type UpgradeError struct{ text string }
 
 func (e *UpgradeError) Error() string { return e.text }
+
+// IsUpgrade reports whether an error is that of a document that this build is too
+// old for.
+func IsUpgrade(err error) bool {
+	var e *UpgradeError
+	return errors.As(err, &e)
+}
 
 // Check is the version check: it fails closed, and is the same for every
 // ladder.

@@ -23,6 +23,7 @@ const (
 	MaxSignatures = 16                       // signatures of an envelope that are looked at
 	MaxSpread     = Duration(24 * time.Hour) // of a promote
 	MaxDeltas     = 16                       // deltas of an artifact
+	keySize       = 32                       // bytes of a public key: Ed25519 (RFC 8032)
 )
 
 // An Envelope is a DSSE envelope: a payload and who signed it.
@@ -206,13 +207,10 @@ func (p Pointer) check() error {
 }
 
 func (a Artifact) check(c Component, v Version) error {
-	if err := KeyForm(a.Key); err != nil {
+	if err := checkObject(a.Key, a.Size, c, v); err != nil {
 		return err
 	}
-	if !strings.HasPrefix(a.Key, BootstrapKey(c, v, "")) {
-		return fmt.Errorf("key %q is not below %q", clip(a.Key), BootstrapKey(c, v, ""))
-	}
-	if a.Size <= 0 || a.TarSize <= 0 {
+	if a.TarSize <= 0 {
 		return errors.New("its size is not positive")
 	}
 	if a.TarSize > MaxUnpacked {
@@ -222,9 +220,23 @@ func (a Artifact) check(c Component, v Version) error {
 		return fmt.Errorf("it has %d deltas, the most is %d", len(a.Deltas), MaxDeltas)
 	}
 	for _, d := range a.Deltas {
-		if err := (Artifact{Key: d.Key, Size: d.Size, TarSize: 1}).check(c, v); err != nil {
+		if err := checkObject(d.Key, d.Size, c, v); err != nil {
 			return fmt.Errorf("the delta from %s: %w", d.From, err)
 		}
+	}
+	return nil
+}
+
+// checkObject checks what is said of an object of a version.
+func checkObject(key string, size int64, c Component, v Version) error {
+	if err := KeyForm(key); err != nil {
+		return err
+	}
+	if !strings.HasPrefix(key, BootstrapKey(c, v, "")) {
+		return fmt.Errorf("key %q is not below %q", clip(key), BootstrapKey(c, v, ""))
+	}
+	if size <= 0 {
+		return errors.New("its size is not positive")
 	}
 	return nil
 }
@@ -252,21 +264,25 @@ const (
 	PointersPrefix = "control/system/"
 	TrustPrefix    = "control/trust/"
 	StatusPrefix   = "status/boxes/"
+	FleetsPrefix   = "fleets/"
 )
 
-// PointerPrefix begins the keys of a component's pointers.
-func PointerPrefix(c Component) string { return "control/system/" + string(c) + "/" }
+// PointersOf begins the keys of a component's pointers.
+func PointersOf(c Component) string { return PointersPrefix + string(c) + "/" }
+
+// WrittenMajor is the major of the pointers that are written.
+const WrittenMajor = 1
 
 // PointerKey is where the pointer of a channel is, as a document of a major of
 // its ladder. Majors live side by side.
 func PointerKey(c Component, ch Channel, major int) string {
 	if major == 1 {
-		return PointerPrefix(c) + string(ch) + ".json"
+		return PointersOf(c) + string(ch) + ".json"
 	}
-	return fmt.Sprintf("%s%s.v%d.json", PointerPrefix(c), ch, major)
+	return fmt.Sprintf("%s%s.v%d.json", PointersOf(c), ch, major)
 }
 
-var pointerKeyForm = regexp.MustCompile(`^control/system/([^/]+)/([^/.]+)(?:\.v([1-9][0-9]{0,5}))?\.json$`)
+var pointerKeyForm = regexp.MustCompile(`^` + PointersPrefix + `([^/]+)/([^/.]+)(?:\.v([1-9][0-9]{0,5}))?\.json$`)
 
 // ParsePointerKey reads the key of a pointer.
 func ParsePointerKey(key string) (c Component, ch Channel, major int, ok bool) {
@@ -281,8 +297,18 @@ func ParsePointerKey(key string) (c Component, ch Channel, major int, ok bool) {
 	return c, ch, major, PointerKey(c, ch, major) == key
 }
 
+// FleetPrefix begins the keys of a fleet that shares a bucket with others.
+func FleetPrefix(fleet string) string { return FleetsPrefix + fleet + "/" }
+
 // TrustKey is where trust document n is.
 func TrustKey(n int) string { return fmt.Sprintf("%s%d.json", TrustPrefix, n) }
+
+// ParseTrustKey reads the number in the key of a trust document.
+func ParseTrustKey(key string) (int, bool) {
+	digits, ok := strings.CutPrefix(strings.TrimSuffix(key, ".json"), TrustPrefix)
+	n, err := strconv.Atoi(digits)
+	return n, ok && err == nil && n > 0 && TrustKey(n) == key
+}
 
 // BootstrapKey is where an asset of a version is.
 func BootstrapKey(c Component, v Version, asset string) string {
@@ -326,8 +352,8 @@ func (s Speaks) DecodeTrust(data []byte) (Trust, error) {
 		return t, fmt.Errorf("reading a trust document: it has number %d", t.Payload.Number)
 	}
 	for id, key := range t.Payload.Keys {
-		if _, err := Parse[Digest](id); err != nil || len(key) != 32 {
-			return t, fmt.Errorf("reading a trust document: key %q of %d bytes: an id is 64 lower-case hex digits, a key 32 bytes", clip(id), len(key))
+		if _, err := Parse[Digest](id); err != nil || len(key) != keySize {
+			return t, fmt.Errorf("reading a trust document: key %q of %d bytes: an id is 64 lower-case hex digits, a key %d bytes", clip(id), len(key), keySize)
 		}
 	}
 	for name, f := range t.Payload.Families {

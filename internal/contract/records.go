@@ -386,5 +386,27 @@ func (s Speaks) DecodeDeployment(data []byte) (Deployment, error) {
 // Encode writes a deployment.
 func (d Deployment) Encode() []byte { return encode(d) }
 
+// Tokens are the hashes of the tokens that a door knows.
+type Tokens struct {
+	Schema Step             `json:"schema"`
+	Tokens map[Digest]Token `json:"tokens"` // SHA-256 of the token
+}
+
+// A Token says which box a token is of.
+type Token struct {
+	Label Label  `json:"label"`
+	Fleet string `json:"fleet"` // "" for a box of the whole store's own
+	At    Time   `json:"at"`    // when it was made
+}
+
+// DecodeTokens reads tokens of at most limit bytes.
+func (s Speaks) DecodeTokens(data []byte, limit int) (Tokens, error) {
+	var t Tokens
+	return t, s.decode(RecordsLadder, data, limit, &t, "schema")
+}
+
+// Encode writes tokens.
+func (t Tokens) Encode() []byte { return encode(t) }
+
 // EncodeJSON writes anything that a program prints under --json.
 func EncodeJSON(v any) []byte { return encode(v) }

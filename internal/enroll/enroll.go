@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,10 +23,12 @@ import (
 	"sluice/internal/bundle"
 	"sluice/internal/config"
 	"sluice/internal/contract"
+	"sluice/internal/decide"
 	"sluice/internal/durable"
 	"sluice/internal/intake"
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
+	"sluice/internal/program"
 	"sluice/internal/record"
 	"sluice/internal/stage"
 	"sluice/internal/store"
@@ -188,7 +189,7 @@ func (e *Enroller) component(name contract.Component) error {
 		if err := e.folder(layout.Trust, name); err != nil {
 			return err
 		}
-		if err := e.Disk.WriteFile(e.Root.TrustFile(string(name), strconv.Itoa(e.first)), e.Deployment.Trust.Encode(), 0o644); err != nil {
+		if err := e.Disk.WriteFile(e.Root.TrustFile(string(name), e.first), e.Deployment.Trust.Encode(), 0o644); err != nil {
 			return err
 		}
 	}
@@ -240,7 +241,7 @@ func (e *Enroller) pipeline(ctx context.Context, s store.Store, box config.Box) 
 	if err != nil {
 		return err
 	}
-	b, err := e.stage(ctx, s, state, p)
+	b, err := e.stage(ctx, s, state, set, p)
 	if err != nil {
 		return err
 	}
@@ -271,25 +272,23 @@ func (e *Enroller) walk(ctx context.Context, s store.Store, state record.State) 
 		return own, err
 	}
 	return own.Walk(func(n int) ([]byte, error) {
-		o, err := s.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
-		return o.Data, err
+		data, err := store.TrustDocument(ctx, s, n)
+		if err != nil && !store.IsNotExist(err) {
+			err = outcome.Defer(outcome.Store, "%w", err)
+		}
+		return data, err
 	}, func(next trust.Set, data []byte) error {
-		return e.Disk.WriteFile(e.Root.TrustFile(string(state.Name), strconv.Itoa(next.Number)), data, 0o644)
+		return e.Disk.WriteFile(e.Root.TrustFile(string(state.Name), next.Number), data, 0o644)
 	})
 }
 
 // stage brings the pipeline's bundle to its set, as fetch, verify and stage
 // would.
-func (e *Enroller) stage(ctx context.Context, s store.Store, state record.State, p trust.Pointer) (contract.Build, error) {
+func (e *Enroller) stage(ctx context.Context, s store.Store, state record.State, set trust.Set, p trust.Pointer) (contract.Build, error) {
 	artifact, ok := p.Payload.Current.Artifacts[contract.Here()]
 	b := contract.Build{Tuple: p.Tuple(), ManifestSHA256: artifact.ManifestSHA256}
 	if !ok {
 		return b, outcome.Refuse(outcome.NoArtifact, "%s %s has nothing for platform %s", layout.Pipeline, p.Payload.Current.Version, contract.Here())
-	}
-	if _, err := record.CheckSet(state.Set(b.Version), b.ManifestSHA256); err != nil {
-		if err := e.fetch(ctx, s, state, artifact, b); err != nil {
-			return b, err
-		}
 	}
 	seen, had, err := record.Load[contract.Seen](state, layout.Seen)
 	if err != nil {
@@ -298,8 +297,20 @@ func (e *Enroller) stage(ctx context.Context, s store.Store, state record.State,
 	if !had {
 		seen = contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{}}
 	}
+	seen = set.Counting(seen)
+	now := decide.Now(time.Now(), program.Built(), append(set.Times(seen), p.PromotedAt, p.Payload.RefreshedAt)...)
+	for _, err := range []error{set.Expired(now), p.Expired(now)} {
+		if err != nil {
+			return b, err
+		}
+	}
 	if water := seen.Channels[p.Channel].PromotedAt; p.PromotedAt.Before(water.Time) {
 		return b, outcome.Refuse(outcome.Replay, "the store's promote of %s is older than %s, which the deployment knows", p.PromotedAt, water)
+	}
+	if _, err := record.CheckSet(state.Set(b.Version), b.ManifestSHA256); err != nil {
+		if err := e.fetch(ctx, s, state, artifact, b); err != nil {
+			return b, err
+		}
 	}
 	seen.Channels[p.Channel] = p.Water()
 	versions := contract.Versions{Schema: contract.One, Versions: contract.VersionLog{{Version: b.Version, ManifestSHA256: b.ManifestSHA256}}}

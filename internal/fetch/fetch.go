@@ -52,7 +52,7 @@ type Fetcher struct {
 	follows map[contract.Component]*follow
 	heart   heart
 	serial  string         // ETag
-	chain   map[int][]byte // trust documents of the store, as this pass read them; nil: not there
+	chain   map[int][]byte // trust documents of the store, as the last fresh pass read them; nil: not there
 }
 
 // A follow is what is known of one component between two looks.
@@ -226,11 +226,11 @@ func (f *Fetcher) step(ctx context.Context, n int) ([]byte, error) {
 		f.Beat()
 		ctx, cancel := context.WithTimeout(ctx, requestLimit)
 		defer cancel()
-		o, err := f.Store.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
-		if err != nil && !store.IsNotExist(err) {
+		var err error
+		if data, err = store.TrustDocument(ctx, f.Store, n); err != nil && !store.IsNotExist(err) {
 			return nil, fmt.Errorf("%w: %w", errStep, err)
 		}
-		f.chain[n], data = o.Data, o.Data
+		f.chain[n] = data
 	}
 	if data == nil {
 		return nil, fs.ErrNotExist
@@ -238,8 +238,8 @@ func (f *Fetcher) step(ctx context.Context, n int) ([]byte, error) {
 	return data, nil
 }
 
-// gapProbe is how many numbers after a chain's end are looked at for a document
-// that it should have led to.
+// gapProbe is how far after a chain's end a document is looked for that it should
+// have led to. A box may not list the store.
 const gapProbe = 16
 
 // missing says, of a pointer that the end of the chain does not vouch for, whether

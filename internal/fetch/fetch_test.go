@@ -98,7 +98,7 @@ func newBox(t *testing.T) *testbox {
 	}
 	b.must(os.WriteFile(root.Path(layout.ComponentConf, "edge"), []byte("SLUICE_CHANNEL=stable\n"), 0o644))
 	document := trust.NewDocument(contract.At(time.Now()), key.Public().(ed25519.PublicKey))
-	b.must(os.WriteFile(root.TrustFile("edge", "1"), trust.Sign(contract.TrustLadder, document.Encode(), key).Encode(), 0o644))
+	b.must(os.WriteFile(root.TrustFile("edge", 1), trust.Sign(contract.TrustLadder, document.Encode(), key).Encode(), 0o644))
 	b.Fetcher = b.restarted()
 	return b
 }

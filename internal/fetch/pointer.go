@@ -73,16 +73,16 @@ func trustDocuments(ctx context.Context, disk *durable.Disk, s store.Store, stat
 	// count is the last that is got. Root sees it, and judges.
 	var failed error
 	_, _ = set.Walk(func(n int) ([]byte, error) {
-		o, err := s.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
-		if err == nil {
-			err = disk.WriteFile(filepath.Join(folder, layout.StepName(n)), o.Data, 0o644)
-		} else if !store.IsNotExist(err) {
-			err = outcome.Defer(outcome.Store, "%w", err)
+		data, err := store.TrustDocument(ctx, s, n)
+		if store.IsNotExist(err) {
+			return nil, err
 		}
-		if err != nil && !store.IsNotExist(err) {
-			failed = err
+		if failed = err; err != nil {
+			failed = outcome.Defer(outcome.Store, "%w", err)
+		} else {
+			failed = disk.WriteFile(filepath.Join(folder, layout.StepName(n)), data, 0o644)
 		}
-		return o.Data, err
+		return data, failed
 	}, nil)
 	return failed
 }

@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 
 	"sluice/internal/contract"
@@ -42,36 +44,50 @@ func heartbeats(ctx context.Context, s store.Store) ([]beat, error) {
 }
 
 // readable says which boxes of a channel can't read a pointer, or the manifests
-// that it leads to. What every build reads needs no question.
+// that it leads to.
 func (o *Operator) readable(ctx context.Context, p contract.Pointer, manifest contract.Step) error {
 	step, member := p.Needs()
 	if o.Strand {
 		return nil
 	}
-	follows := func(b beat) bool { return b.Components[p.Component].Channel == p.Channel }
-	if err := stranded(ctx, o.Store, contract.PointerLadder, step, member, follows); err != nil {
-		return err
-	}
-	return stranded(ctx, o.Store, contract.ManifestLadder, manifest.Max(contract.One), "its bundle", follows)
+	return stranded(ctx, o.Store, o.Tell, func(b beat) bool { return b.Components[p.Component].Channel == p.Channel },
+		needed{contract.PointerLadder, step, member}, needed{contract.ManifestLadder, manifest, "its bundle"})
 }
 
-// stranded says which of the boxes can't read a document of a step.
-func stranded(ctx context.Context, s store.Store, l contract.Ladder, step contract.Step, because string, of func(beat) bool) error {
-	if step == contract.One {
+// needed is what a box must read.
+type needed struct {
+	ladder  contract.Ladder
+	step    contract.Step
+	because string
+}
+
+// stranded says which of the boxes can't read what they need. What every build reads
+// needs no question.
+func stranded(ctx context.Context, s store.Store, tell func(string), of func(beat) bool, needs ...needed) error {
+	needs = slices.DeleteFunc(needs, func(n needed) bool { return n.step.Max(contract.One) == contract.One })
+	if len(needs) == 0 {
 		return nil
 	}
 	beats, err := heartbeats(ctx, s)
 	if err != nil {
 		return err
 	}
-	var labels []string
-	for _, b := range beats {
-		if b.err == nil && of(b) && b.Speaks.Check(l, step) != nil {
-			labels = append(labels, b.label)
+	for _, n := range needs {
+		var labels []string
+		for _, b := range beats {
+			if b.err == nil && of(b) && b.Speaks.Check(n.ladder, n.step) != nil {
+				labels = append(labels, b.label)
+			}
+		}
+		if len(labels) > 0 {
+			return outcome.Refuse(outcome.UpgradeNeeded, "this would be %s %s (because of %s), which these boxes can't read: %s. They would get nothing new: update their sluice first, or mean it with -strand",
+				n.ladder, n.step, n.because, strings.Join(labels, ", "))
 		}
 	}
-	if len(labels) == 0 {
-		return nil
+	for _, b := range beats {
+		if b.err != nil {
+			tell(fmt.Sprintf("what box %s can read is not known: %s", b.label, unreadable(b.err)))
+		}
 	}
-	return outcome.Refuse(outcome.UpgradeNeeded, "this would be %s %s (because of %s), which these boxes can't read: %s. They would get nothing new: update their sluice first, or mean it with -strand", l, step, because, strings.Join(labels, ", "))
+	return nil
 }

@@ -32,7 +32,7 @@ func Init(ctx context.Context, s store.Store, key ed25519.PrivateKey, fleet stri
 	envelope := trust.Sign(contract.TrustLadder, trust.NewDocument(contract.At(now), pub).Encode(), key)
 	d := contract.Deployment{Schema: contract.One, Store: s.String(), Fleet: fleet, Trust: envelope, Components: components}
 	chain, err := Walk(ctx, s)
-	if chain.Set.Number == 0 && store.IsNotExist(err) {
+	if errors.Is(err, ErrNoDeployment) {
 		if _, err := store.PutBytes(ctx, s, contract.TrustKey(1), envelope.Encode(), store.Condition{IfNone: true}); err != nil {
 			return d, err
 		}
@@ -41,7 +41,7 @@ func Init(ctx context.Context, s store.Store, key ed25519.PrivateKey, fleet stri
 	if err != nil {
 		return d, err
 	}
-	if err := chain.Set.Suffices(contract.PointerLadder, pub); err != nil {
+	if err := chain.Set.Names(contract.PointerLadder, pub); err != nil {
 		return d, fmt.Errorf("%s is a deployment already, of other keys: %w", s, err)
 	}
 	d.Trust, err = contract.Spoken.DecodeEnvelope(chain.Data)
@@ -108,7 +108,7 @@ func publics(keys []ed25519.PrivateKey) []ed25519.PublicKey {
 
 // Pointer reads the pointer of a channel; without one its ETag is "".
 func (o *Operator) Pointer(ctx context.Context, c contract.Component, ch contract.Channel) (trust.Pointer, string, error) {
-	obj, err := o.Store.Get(ctx, contract.PointerKey(c, ch, 1), contract.MaxEnvelope, "")
+	obj, err := o.Store.Get(ctx, contract.PointerKey(c, ch, contract.WrittenMajor), contract.MaxEnvelope, "")
 	if store.IsNotExist(err) {
 		return trust.Pointer{}, "", nil
 	}
@@ -138,20 +138,20 @@ func (o *Operator) before(ctx context.Context, c contract.Component, ch contract
 // onlyMajor says that a channel has a pointer of a major that is not written
 // here: boxes that read it would not hear of a promote.
 func (o *Operator) onlyMajor(ctx context.Context, c contract.Component, ch contract.Channel) error {
-	keys, err := o.Store.List(ctx, contract.PointerPrefix(c))
+	keys, err := o.Store.List(ctx, contract.PointersOf(c))
 	if err != nil {
 		return err
 	}
 	for _, key := range keys {
-		if _, channel, major, ok := contract.ParsePointerKey(key); ok && channel == ch && major != 1 {
+		if _, channel, major, ok := contract.ParsePointerKey(key); ok && channel == ch && major != contract.WrittenMajor {
 			return outcome.Refuse(outcome.UpgradeNeeded, "%s on %s also has a pointer of major %d, %q, which this sluice does not write: upgrade sluice, so that all of them say the same", c, ch, major, key)
 		}
 	}
 	return nil
 }
 
-// A change is what is done to a pointer, whose promote time is set already. It
-// returns the audit entry's action; "": it is no promote.
+// A change is what is done to a pointer at a time. It returns the audit entry's
+// action; "": it is no promote, and the promote time stays.
 type change func(p *contract.Pointer, now time.Time) (action string, err error)
 
 // swap changes a channel's pointer: read, change, sign, compare and swap. The
@@ -187,7 +187,7 @@ func (o *Operator) swap(ctx context.Context, c contract.Component, ch contract.C
 		if err := o.readable(ctx, next, manifest); err != nil {
 			return contract.Pointer{}, err
 		}
-		if _, err = store.PutBytes(ctx, o.Store, contract.PointerKey(c, ch, 1), data, store.Condition{IfMatch: etag, IfNone: etag == ""}); err != nil {
+		if _, err = store.PutBytes(ctx, o.Store, contract.PointerKey(c, ch, contract.WrittenMajor), data, store.Condition{IfMatch: etag, IfNone: etag == ""}); err != nil {
 			var again bool
 			if next, again, err = o.readBack(ctx, old, next, etag, op, err); err != nil {
 				return contract.Pointer{}, err
@@ -279,7 +279,8 @@ func (o *Operator) Promote(ctx context.Context, c contract.Component, ch contrac
 // Rollback makes the newest release of the history current. The outgoing one
 // is not pushed back, so that a second rollback goes one further back.
 func (o *Operator) Rollback(ctx context.Context, c contract.Component, ch contract.Channel) (contract.Pointer, error) {
-	return o.swap(ctx, c, ch, contract.Step{}, func(p *contract.Pointer, now time.Time) (string, error) {
+	// Its manifests were read when it was promoted first.
+	return o.swap(ctx, c, ch, contract.One, func(p *contract.Pointer, now time.Time) (string, error) {
 		if len(p.Payload.History) == 0 {
 			return "", outcome.Refuse(outcome.NoArtifact, "the history of %s on %s is empty: there is nothing to go back to", c, ch)
 		}
@@ -292,7 +293,7 @@ func (o *Operator) Rollback(ctx context.Context, c contract.Component, ch contra
 
 // Refresh lets a pointer count for another life. It is no promote: no box rolls.
 func (o *Operator) Refresh(ctx context.Context, c contract.Component, ch contract.Channel, life *time.Duration) (contract.Pointer, error) {
-	return o.swap(ctx, c, ch, contract.Step{}, func(p *contract.Pointer, now time.Time) (string, error) {
+	return o.swap(ctx, c, ch, contract.One, func(p *contract.Pointer, now time.Time) (string, error) {
 		switch {
 		case p.PromotedAt.IsZero():
 			return "", outcome.Refuse(outcome.NoArtifact, "nothing is promoted of %s on %s", c, ch)
@@ -320,7 +321,7 @@ func (o *Operator) Expiring(ctx context.Context) ([]Target, error) {
 	var errs []error
 	for _, key := range keys {
 		c, ch, major, ok := contract.ParsePointerKey(key)
-		if !ok || major != 1 {
+		if !ok || major != contract.WrittenMajor {
 			continue
 		}
 		p, _, err := o.Pointer(ctx, c, ch)

@@ -336,7 +336,7 @@ func TestCeilings(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range rows {
-		if stuck := r.State == Unreadable && strings.HasPrefix(r.Reason, "upgrade-needed: needs a newer sluice: pointer 1.2"); stuck != (r.Label == "old-1" || r.Label == "old-2") {
+		if stuck := r.State == Unreadable && strings.HasPrefix(r.Reason, "upgrade-needed: needs a newer sluice: the box reads pointer [1.1], and this is 1.2"); stuck != (r.Label == "old-1" || r.Label == "old-2") {
 			t.Errorf("%s: %s, %s", r.Label, r.State, r.Reason)
 		}
 	}

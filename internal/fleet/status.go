@@ -70,19 +70,19 @@ func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([
 		return nil, err
 	}
 	rows := []Row{}
-	pointers := map[string]shown{}
+	pointers := map[Target]shown{}
 	for _, b := range beats {
 		if b.err != nil {
 			rows = append(rows, Row{Label: b.label, State: Unreadable, Reason: unreadable(b.err), Speaks: contract.Speaks{}})
 			continue
 		}
 		for name, c := range b.Components {
-			key := contract.PointerKey(name, c.Channel, 1)
-			if _, known := pointers[key]; !known {
-				pointers[key] = readPointer(ctx, s, set, name, c.Channel)
+			at := Target{name, c.Channel}
+			if _, known := pointers[at]; !known {
+				pointers[at] = readPointer(ctx, s, set, name, c.Channel)
 			}
-			r := row(b.Heartbeat, name, c, pointers[key].pointer, now)
-			if err := pointers[key].err; err != nil {
+			r := row(b.Heartbeat, name, c, pointers[at].pointer, now)
+			if err := pointers[at].err; err != nil {
 				r.State, r.Reason = Unreadable, unreadable(err)
 			}
 			rows = append(rows, r)
@@ -100,8 +100,7 @@ func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([
 // unreadable is the reason of what can't be read; newer documents are nobody's
 // fault.
 func unreadable(err error) string {
-	var upgrade *contract.UpgradeError
-	if errors.As(err, &upgrade) {
+	if contract.IsUpgrade(err) {
 		return fmt.Sprintf("%s: needs a newer sluice: %s", outcome.UpgradeNeeded, err)
 	}
 	return err.Error()
@@ -147,8 +146,8 @@ func row(beat contract.Heartbeat, name contract.Component, c contract.ComponentS
 	}
 	r.State, r.Reason = state(c, p, now.Sub(beat.At.Time), now)
 	if p != nil && r.State != Silent {
-		if err := beat.Speaks.Check(contract.PointerLadder, p.Payload.Schema); err != nil {
-			r.State, r.Reason = Unreadable, unreadable(err)
+		if beat.Speaks.Check(contract.PointerLadder, p.Payload.Schema) != nil {
+			r.State, r.Reason = Unreadable, fmt.Sprintf("%s: needs a newer sluice: the box reads pointer %v, and this is %s: update component sluice there", outcome.UpgradeNeeded, beat.Speaks[contract.PointerLadder], p.Payload.Schema)
 		}
 	}
 	return r

@@ -194,8 +194,8 @@ func (r Root) PartialSet(component, version string) string {
 }
 
 // TrustFile returns where trust document n of component is.
-func (r Root) TrustFile(component, n string) string {
-	return filepath.Join(r.Path(Trust, component), n+".json")
+func (r Root) TrustFile(component string, n int) string {
+	return filepath.Join(r.Path(Trust, component), strconv.Itoa(n)+".json")
 }
 
 // StepName returns the name that trust document n has where it is handed on.

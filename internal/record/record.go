@@ -271,7 +271,7 @@ func (s State) Trust() (trust.Set, error) {
 	if newest == 0 {
 		return trust.Set{}, outcome.Config("this box trusts nobody for component %q yet: enroll it", s.Name)
 	}
-	data, err := ReadFile(s.Root.TrustFile(string(s.Name), strconv.Itoa(newest)), contract.MaxEnvelope)
+	data, err := ReadFile(s.Root.TrustFile(string(s.Name), newest), contract.MaxEnvelope)
 	if err != nil {
 		return trust.Set{}, err
 	}

@@ -88,7 +88,7 @@ func (r *rehearsal) prepare() error {
 	return errors.Join(
 		r.write(r.root.Path(layout.BoxConf, ""), "SLUICE_STORE=file://"+r.bucket("")+"\nSLUICE_LABEL=rehearsal\n"),
 		r.write(r.state.Path(layout.ComponentConf), "SLUICE_CHANNEL="+string(channel)+"\n"),
-		r.write(r.root.TrustFile(string(component), "1"), string(document.Encode())),
+		r.write(r.root.TrustFile(string(component), 1), string(document.Encode())),
 	)
 }
 

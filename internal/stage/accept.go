@@ -103,8 +103,8 @@ func (s *Stager) accept(data *intake.Folder, p trust.Pointer, hint contract.Hint
 	return s.finish(build, set, m)
 }
 
-// see moves the watermark forward, and never back (I5). The same promote may be
-// vouched for anew, after the trust has moved.
+// see moves the watermark forward, and never back (I5), but for what no longer
+// counts. The same promote may be vouched for anew, after the trust has moved.
 func (s *Stager) see(p trust.Pointer, seen contract.Seen) error {
 	last, known := seen.Channels[p.Channel]
 	if known && last.PromotedAt.Equal(p.PromotedAt.Time) && last.Trust == p.Water().Trust || s.DryRun {
@@ -228,8 +228,7 @@ func Copy(disk *durable.Disk, from *intake.Folder, rel string, uid int, b contra
 		return contract.Manifest{}, outcome.Defer(outcome.DigestMismatch, "the manifest in %q is not the one that was signed", rel)
 	}
 	m, err := contract.Spoken.DecodeManifest(raw)
-	var upgrade *contract.UpgradeError
-	if errors.As(err, &upgrade) {
+	if contract.IsUpgrade(err) {
 		return m, outcome.Defer(outcome.UpgradeNeeded, "%w", err)
 	}
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"sluice/internal/config"
@@ -121,15 +120,6 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 	if p.PromotedAt.Before(decide.Watermark(&seen, p.Channel).Time) {
 		return false, outcome.Refuse(outcome.Replay, "the promote of %s is older than what root has verified on channel %s", p.PromotedAt, p.Channel)
 	}
-	now := decide.Now(s.Now(), s.Built, append(set.Times(seen), p.PromotedAt, p.Payload.RefreshedAt)...)
-	for _, err := range []error{set.Expired(now), p.Expired(now)} {
-		if err != nil {
-			return false, s.record(p, err)
-		}
-	}
-	if err := s.see(p, seen); err != nil {
-		return false, err
-	}
 	last, had, err := record.LoadOrQuarantine[contract.Result](s.State, layout.Result, s.report)
 	if err != nil {
 		return false, err
@@ -143,7 +133,17 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 	}
 	if had && last.Tuple.Equal(p.Tuple()) && (done || last.Terminal(s.conf.Digest)) {
 		s.Log.Info("has ended here already", "component", s.State.Name, "version", last.Version, "outcome", last.Outcome)
-		return false, nil
+		return false, s.see(p, seen)
+	}
+	// Only now: how a promote has ended is not forgotten because its pointer expires.
+	now := decide.Now(s.Now(), s.Built, append(set.Times(seen), p.PromotedAt, p.Payload.RefreshedAt)...)
+	for _, err := range []error{set.Expired(now), p.Expired(now)} {
+		if err != nil {
+			return false, s.record(p, err)
+		}
+	}
+	if err := s.see(p, seen); err != nil {
+		return false, err
 	}
 	staged, err := s.accept(data, p, hint)
 	if brought(staged, err) && !s.DryRun {
@@ -298,7 +298,7 @@ func (s *Stager) trust(in *intake.Folder, uid int) (trust.Set, error) {
 			return nil
 		}
 		s.Log.Info("trust moves", "component", s.State.Name, "number", next.Number)
-		return s.State.Disk.WriteFile(s.State.Root.TrustFile(string(s.State.Name), strconv.Itoa(next.Number)), raw, 0o644)
+		return s.State.Disk.WriteFile(s.State.Root.TrustFile(string(s.State.Name), next.Number), raw, 0o644)
 	})
 }
 

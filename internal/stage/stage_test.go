@@ -51,7 +51,7 @@ func newBench(t *testing.T, component contract.Component) *bench {
 	b.must(err)
 	b.key = key
 	document := trust.Sign(contract.TrustLadder, trust.NewDocument(contract.At(time.Unix(0, 0)), pub).Encode(), key)
-	b.must(os.WriteFile(b.root.TrustFile(string(component), "1"), document.Encode(), 0o644))
+	b.must(os.WriteFile(b.root.TrustFile(string(component), 1), document.Encode(), 0o644))
 	b.must(os.WriteFile(b.state.Path(layout.ComponentConf), []byte("SLUICE_CHANNEL=stable\n"), 0o644))
 	return b
 }
@@ -419,6 +419,35 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
+// How a promote has ended is not forgotten because its pointer expires.
+func TestExpiryForgetsNothing(t *testing.T) {
+	b := newBench(t, "edge")
+	now := time.Now()
+	at := func(d time.Duration) contract.Time { return contract.At(now.Add(d)) }
+	b.life = [2]contract.Time{at(-time.Hour), at(time.Hour)}
+	build := b.promote("1", nil)
+	for _, o := range []outcome.Outcome{outcome.Refused, outcome.RollbackFailed, outcome.RolledBack} {
+		want := contract.Result{Schema: contract.One, Tuple: build.Tuple, Outcome: o, Reason: "version-lie: it lies", Attempt: 1, Config: b.config(), At: at(0), DownMS: -1}
+		b.must(b.state.Save(layout.Result, want))
+		for _, later := range []time.Duration{0, 2 * time.Hour} {
+			b.now = now.Add(later)
+			b.must(marker.Raise(b.state.Path(layout.Requested)))
+			if err := b.stage(nil); err != nil {
+				t.Errorf("%s, %s later: %v", o, later, err)
+			}
+			if got, _, err := record.Load[contract.Result](b.state, layout.Result); err != nil || got != want || b.staged() != "" {
+				t.Errorf("%s, %s later: %+v, staged %q, %v", o, later, got, b.staged(), err)
+			}
+		}
+	}
+}
+
+func (b *bench) config() contract.Digest {
+	data, err := os.ReadFile(b.state.Path(layout.ComponentConf))
+	b.must(err)
+	return record.Sum(data)
+}
+
 // document signs trust document n: the same keys as before, made at a time.
 func (b *bench) document(n int, made, expires contract.Time) []byte {
 	doc := trust.NewDocument(made, b.key.Public().(ed25519.PublicKey))
@@ -434,7 +463,7 @@ func TestTrustExpires(t *testing.T) {
 	at := func(d time.Duration) contract.Time { return contract.At(real.Add(d)) }
 	b := newBench(t, "edge")
 	b.now, b.built = real, real.Add(-30*day)
-	b.must(os.WriteFile(b.root.TrustFile("edge", "1"), b.document(1, at(-20*day), at(-day)), 0o644))
+	b.must(os.WriteFile(b.root.TrustFile("edge", 1), b.document(1, at(-20*day), at(-day)), 0o644))
 	b.promote("1", nil)
 	if err := b.stage(nil); b.ends() != outcome.Expired || !strings.Contains(err.Error(), "trust document 1 expired") || b.staged() != "" {
 		t.Errorf("%v", err)
@@ -445,7 +474,7 @@ func TestTrustExpires(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for n := 1; n <= 3; n++ {
-		if _, err := os.Stat(b.root.TrustFile("edge", fmt.Sprint(n))); err != nil {
+		if _, err := os.Stat(b.root.TrustFile("edge", n)); err != nil {
 			t.Error(err)
 		}
 	}

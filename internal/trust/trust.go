@@ -129,16 +129,6 @@ func (s Set) Vouches(l contract.Ladder, e contract.Envelope) error {
 	return err
 }
 
-// Signed returns the ids of the keys whose signatures of a trust document count
-// under s, and how many there must be.
-func (s Set) Signed(e contract.Envelope) (ids []string, threshold int) {
-	f := s.families[contract.TrustLadder]
-	for _, sig := range f.counting(e) {
-		ids = append(ids, sig.KeyID)
-	}
-	return ids, f.threshold
-}
-
 // A Pointer is a pointer that was checked: its signatures count, and it is
 // for the component and channel it was asked for. Only this package makes one.
 type Pointer struct {
@@ -179,8 +169,7 @@ func (s Set) Pointer(data []byte, c contract.Component, ch contract.Channel) (Po
 // envelope reads an envelope. One that can't be read has nobody's signature.
 func envelope(data []byte) (contract.Envelope, error) {
 	e, err := contract.Spoken.DecodeEnvelope(data)
-	var upgrade *contract.UpgradeError
-	if errors.As(err, &upgrade) {
+	if contract.IsUpgrade(err) {
 		return e, outcome.Defer(outcome.UpgradeNeeded, "%w", err)
 	}
 	if err != nil {
@@ -192,7 +181,7 @@ func envelope(data []byte) (contract.Envelope, error) {
 // documentError gives a signed document that does not decode its word: this
 // build may just be too old for it.
 func documentError(err error) error {
-	if _, upgrade := err.(*contract.UpgradeError); upgrade {
+	if contract.IsUpgrade(err) {
 		return outcome.Defer(outcome.UpgradeNeeded, "%w", err)
 	}
 	return outcome.Refuse(outcome.BadBundle, "%w", err)
@@ -276,8 +265,10 @@ func (s Set) Counting(seen contract.Seen) contract.Seen {
 				left++
 			}
 		}
-		gone := left < len(w.KeyIDs) && left < f.threshold || len(w.KeyIDs) == 0
-		if !gone || max(w.Trust, 1) >= s.Number {
+		newest := max(w.Trust, 1) >= s.Number // no document has come after it
+		untouched := len(w.KeyIDs) > 0 && left == len(w.KeyIDs)
+		enough := len(w.KeyIDs) > 0 && left >= f.threshold
+		if newest || untouched || enough {
 			out.Channels[ch] = w
 		}
 	}
@@ -332,14 +323,22 @@ func NewDocument(at contract.Time, pubs ...ed25519.PublicKey) contract.Trust {
 		Families: map[contract.Ladder]contract.Family{contract.PointerLadder: all, contract.TrustLadder: all}}}
 }
 
+// Names says why a key does not count for a family of documents; nil if it does.
+func (s Set) Names(l contract.Ladder, pub ed25519.PublicKey) error {
+	if _, ok := s.families[l].keys[KeyID(pub)]; !ok {
+		return outcome.Refuse(outcome.BadSignature, "trust document %d does not name key %s for %s documents", s.Number, KeyID(pub), l)
+	}
+	return nil
+}
+
 // Suffices says why the signatures of these keys are not enough for a family of
 // documents; nil if they are.
 func (s Set) Suffices(l contract.Ladder, pubs ...ed25519.PublicKey) error {
 	f := s.families[l]
 	counted := map[string]bool{}
 	for _, pub := range pubs {
-		if _, ok := f.keys[KeyID(pub)]; !ok {
-			return outcome.Refuse(outcome.BadSignature, "trust document %d does not name key %s for %s documents", s.Number, KeyID(pub), l)
+		if err := s.Names(l, pub); err != nil {
+			return err
 		}
 		counted[KeyID(pub)] = true
 	}

@@ -115,11 +115,15 @@ func (v *Verifier) pointer(in *intake.Folder) (trust.Pointer, trust.Set, error) 
 	if err != nil {
 		return trust.Pointer{}, trust.Set{}, err
 	}
-	data, err := in.Read(v.rel(layout.Pointer), uid, contract.MaxEnvelope)
-	if err != nil {
+	read := func(rel string) ([]byte, error) {
+		data, err := in.Read(rel, uid, contract.MaxEnvelope)
 		if errors.Is(err, intake.ErrRejected) {
 			err = outcome.Refuse(outcome.BadSignature, "%w", err)
 		}
+		return data, err
+	}
+	data, err := read(v.rel(layout.Pointer))
+	if err != nil {
 		return trust.Pointer{}, trust.Set{}, err
 	}
 	own, err := v.State.Trust()
@@ -127,7 +131,7 @@ func (v *Verifier) pointer(in *intake.Folder) (trust.Pointer, trust.Set, error) 
 		return trust.Pointer{}, own, err
 	}
 	set, err := own.Walk(func(n int) ([]byte, error) {
-		return in.Read(filepath.Join(v.rel(layout.Incoming), layout.StepName(n)), uid, contract.MaxEnvelope)
+		return read(filepath.Join(v.rel(layout.Incoming), layout.StepName(n)))
 	}, nil)
 	if err != nil {
 		return trust.Pointer{}, set, err
@@ -220,9 +224,8 @@ func (v *Verifier) unpack(ctx context.Context, in *intake.Folder, p trust.Pointe
 	}
 	m, err := bundle.Unpack(disk, io.LimitReader(object, artifact.Size), partial, artifact, v.State.Name, release.Version)
 	if err != nil {
-		var upgrade *contract.UpgradeError
 		switch {
-		case errors.As(err, &upgrade): // the bundle is good, this build too old for it
+		case contract.IsUpgrade(err): // the bundle is good, this build too old for it
 			err = outcome.Defer(outcome.UpgradeNeeded, "%w", err)
 		case errors.Is(err, bundle.ErrBad):
 			verdict.Verdict, err = "bad", outcome.Refuse(outcome.BadBundle, "%w", err)

@@ -417,6 +417,14 @@ type entry struct {
 // with digests that fit.
 func (w *world) craft(version string, change func(m *contract.Manifest, entries *[]entry)) contract.Pointer {
 	w.t.Helper()
+	object, tarSize, manifest := w.pack(version, change)
+	return w.promoteObject(version, object, tarSize, manifest)
+}
+
+// pack makes the object of a bundle, and says how long its tar is and which its
+// manifest.
+func (w *world) pack(version string, change func(m *contract.Manifest, entries *[]entry)) (object []byte, tarSize int64, digest contract.Digest) {
+	w.t.Helper()
 	program := script(version)
 	m := contract.Manifest{Schema: contract.One, Component: "edge", Version: contract.Version(version), Platform: contract.Here(), VersionCommand: []string{"bin/edge"},
 		Files: []contract.File{{Path: "bin/edge", Mode: 0o755, Size: int64(len(program)), SHA256: record.Sum([]byte(program))}}, Gate: contract.Gate{Soak: 1e6}}
@@ -436,7 +444,7 @@ func (w *world) craft(version string, change func(m *contract.Manifest, entries 
 		}
 	}
 	w.must(out.Close())
-	return w.promoteObject(version, compress(w.t, raw.Bytes()), int64(raw.Len()), record.Sum(manifest))
+	return compress(w.t, raw.Bytes()), int64(raw.Len()), record.Sum(manifest)
 }
 
 func compress(t *testing.T, data []byte) []byte {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sluice/internal/contract"
+	"sluice/test/suite"
 )
 
 // Whatever becomes of the answer to the write of a pointer, on the way from a real
@@ -47,19 +48,19 @@ func TestLostAnswersOfAnS3Server(t *testing.T) {
 		file := w.bundle(version, script(version))
 		var tries atomic.Int64
 		m.answers(func(rw http.ResponseWriter, r *http.Request) bool {
-			if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, pointerOfEdge) {
+			if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, "/"+pointerKey) {
 				return false
 			}
 			if n := tries.Add(1); !c.loses(n) {
 				return false
 			}
 			if c.lands {
-				m.proxy.ServeHTTP(httptest.NewRecorder(), r)
+				m.Through.ServeHTTP(httptest.NewRecorder(), r)
 			}
 			if c.answer != 0 {
 				rw.WriteHeader(c.answer)
 			} else {
-				cutOff(rw, r)
+				suite.CutOff(rw)
 			}
 			return true
 		})
@@ -71,7 +72,7 @@ func TestLostAnswersOfAnS3Server(t *testing.T) {
 			t.Errorf("%s: nothing was tried", name)
 		}
 		m.answers(nil)
-		p, err := contract.Spoken.DecodePointer(mustPayload(w, w.raw("control/system/edge/stable.json")))
+		p, err := contract.Spoken.DecodePointer(mustPayload(w, w.raw(pointerKey)))
 		w.must(err)
 		want := version
 		if c.status != 0 {

@@ -3,11 +3,13 @@ package hand
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"sluice/internal/contract"
+	"sluice/internal/fleet"
 	"sluice/internal/layout"
 	"sluice/internal/outcome"
 )
@@ -35,9 +37,6 @@ func TestTwelveRotations(t *testing.T) {
 	w.must(os.Remove(link))
 	w.unchanged(func() { w.step("fetch once", 1, "the store has trust document 8 and not 7") })
 	w.step("fetch once", 1, "bad-signature") // publishes why
-	if out := w.ok("sluice", "status", "-store", "file://"+w.bucket, "-h"); !strings.Contains(out, "USAGE") {
-		t.Error(out)
-	}
 	for _, verb := range []string{"status", "trust show"} {
 		if status, out := run(t, "sluice", append(strings.Fields(verb), "-store", w.store.String())...); status != 78 || !strings.Contains(out, "trust document 7 is missing") {
 			t.Errorf("%s: exit status %d: %s", verb, status, out)
@@ -76,10 +75,10 @@ func TestTrustMovesAtRest(t *testing.T) {
 	w := newWorld(t)
 	w.promote(w.bundle("1", script("1")))
 	w.roll()
-	before, seen := w.result(), w.raw("control/system/edge/stable.json")
+	before, seen := w.result(), w.raw(pointerKey)
 	alice, _ := w.keypair("alice")
 	w.trustIs([]string{w.own(), alice}, []string{alice}, []string{"add", alice + ".pub"}, []string{"remove", w.own() + ".pub"})
-	if string(w.raw("control/system/edge/stable.json")) == string(seen) {
+	if string(w.raw(pointerKey)) == string(seen) {
 		t.Error("the pointer was not signed anew")
 	}
 	w.unchanged(func() {
@@ -171,4 +170,48 @@ func TestTrustVerbsRefuse(t *testing.T) {
 	if out := w.ok("sluice", "trust", "show", "-store", w.store.String(), "-json"); !strings.Contains(out, `"number": 1`) {
 		t.Error(out)
 	}
+}
+
+// What docs/operating.md tells to do is done, word for word.
+func TestTheGuideOnKeys(t *testing.T) {
+	guide, err := os.ReadFile("../../docs/operating.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(guide), "## Keys: who may sign")
+	text, _, ends := strings.Cut(text, "\n## ")
+	if !found || !ends {
+		t.Fatal("the chapter on keys is not where it was")
+	}
+	w := newWorld(t)
+	w.promote(w.bundle("1", script("1")))
+	for _, end := range []string{".key", ".pub"} {
+		w.must(os.Link(w.own()+end, filepath.Join(w.dir, "operator"+end)))
+	}
+	w.keypair("alice")
+	w.keypair("root")
+	lines := 0
+	for line := range strings.Lines(text) {
+		command, ok := strings.CutPrefix(line, "    sluice ")
+		if !ok {
+			continue
+		}
+		command, _, _ = strings.Cut(command, "#")
+		words := strings.Fields(command)
+		if words[1] == "sign" || words[1] == "publish" {
+			words = append(words, "-yes")
+		}
+		c := exec.Command(filepath.Join(bin, "sluice"), words...)
+		c.Dir, c.Env = w.dir, []string{"PATH=" + os.Getenv("PATH"), "SLUICE_STORE=" + w.store.String()}
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("sluice %s: %v: %s", command, err, out)
+		}
+		lines++
+	}
+	set, err := fleet.Trust(t.Context(), w.store)
+	if err != nil || set.Number != 2 || lines != 8 {
+		t.Errorf("%d lines, document %d, %v", lines, set.Number, err)
+	}
+	// A deployment for new boxes is made by a key that counts, however many must sign.
+	w.ok("sluice", "init", "-store", w.store.String(), "-key", filepath.Join(w.dir, "alice.key"), "-o", filepath.Join(w.dir, "new.json"))
 }

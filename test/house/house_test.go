@@ -83,7 +83,7 @@ func TestFloors(t *testing.T) {
 		{"trust", "marker", "config", "store"},
 		{"record"},
 		{"bundle", "node", "program", "selftest"},
-		{"fetch", "verify", "stage", "apply", "fleet"},
+		{"fetch", "verify", "stage", "apply", "fleet", "door"},
 		{"enroll"},
 	}
 	floor := map[string]int{}

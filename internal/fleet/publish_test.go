@@ -105,7 +105,7 @@ func TestATrustDocumentIsMade(t *testing.T) {
 	_, err = publish(o.Store, signed(t, path, key), alice)
 	wants(err, "give the keys that sign it anew with -key")
 	p, err := publish(o.Store, signed(t, path, key), alice, bob)
-	if err != nil || len(p.Resign) != 1 || len(p.Leave) != 0 {
+	if err != nil || len(p.Anew) != 1 || len(p.Skipped) != 0 {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	set, err := Trust(ctx, o.Store)
@@ -133,7 +133,7 @@ func TestATrustDocumentIsMade(t *testing.T) {
 		}
 	}
 	// Again: nothing more to do; and a file that is behind is not gone on with.
-	if p, err := publish(o.Store, signed(t, path)); err != nil || len(p.Resign) != 0 {
+	if p, err := publish(o.Store, signed(t, path)); err != nil || len(p.Anew) != 0 {
 		t.Errorf("again: %+v, %v", p, err)
 	}
 	if _, err := Open(ctx, o.Store, path); outcome.Exit(err) != outcome.ExitConfig {
@@ -293,7 +293,7 @@ func TestPublishLeavesWhatNobodyVouchesFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trust.json")
 	edited(t, o.Store, path, AddKey(public(alice), Families), RemoveKey(trust.KeyID(public(key)), Families))
 	done, err := publish(o.Store, signed(t, path, key, alice), alice)
-	if err != nil || len(done.Resign) != 1 || done.Resign[0].Pointer.Component != "hub" || len(done.Leave) != 2 {
+	if err != nil || len(done.Anew) != 1 || done.Anew[0].Pointer.Component != "hub" || len(done.Skipped) != 2 {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	after, err := NewOperator(ctx, o.Store, alice)
