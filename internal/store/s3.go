@@ -9,8 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -33,9 +31,9 @@ const (
 // probeKey is written by conditional writes before the first one that counts.
 const probeKey = "control/conditional-write-probe"
 
-// CredentialName is the systemd credential, in AWS shared-credentials form,
-// that a box reads S3 with.
-const CredentialName = "identity_s3"
+// S3File is the name of the file, in AWS shared-credentials form, that a box reads
+// S3 with.
+const S3File = "s3"
 
 type s3 struct {
 	core   minio.Core
@@ -47,7 +45,7 @@ type s3 struct {
 	probed bool // the server honours conditional writes
 }
 
-func newS3(u *url.URL) (Store, error) {
+func newS3(u *url.URL, id Identity) (Store, error) {
 	q := u.Query()
 	for name := range q {
 		if name != "endpoint" && name != "region" {
@@ -75,19 +73,19 @@ func newS3(u *url.URL) (Store, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DialContext = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	transport.ResponseHeaderTimeout = headerTimeout
-	core, err := minio.NewCore(endpoint, &minio.Options{Creds: s3Credentials(), Secure: secure, Region: q.Get("region"), Transport: transport, MaxRetries: s3Retries})
+	core, err := minio.NewCore(endpoint, &minio.Options{Creds: s3Credentials(id), Secure: secure, Region: q.Get("region"), Transport: transport, MaxRetries: s3Retries})
 	if err != nil {
 		return nil, outcome.Config("SLUICE_STORE: %w", err)
 	}
 	return &s3{core: *core, bucket: u.Host, prefix: prefix, url: u.String()}, nil
 }
 
-// s3Credentials looks, in this order, at the environment, the systemd
-// credential, the shared file, and the instance's role.
-func s3Credentials() *credentials.Credentials {
+// s3Credentials looks, in this order, at the environment, the box's identity, the
+// shared file, and the instance's role.
+func s3Credentials(id Identity) *credentials.Credentials {
 	providers := []credentials.Provider{&credentials.EnvAWS{}}
-	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); dir != "" {
-		providers = append(providers, &credentials.FileAWSCredentials{Filename: filepath.Join(dir, CredentialName)})
+	if file := id(S3File); file != "" {
+		providers = append(providers, &credentials.FileAWSCredentials{Filename: file})
 	}
 	providers = append(providers, &credentials.FileAWSCredentials{}, &credentials.IAM{})
 	return credentials.NewChainCredentials(providers)

@@ -12,6 +12,8 @@ import (
 	"io"
 	"io/fs"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"sluice/internal/contract"
@@ -80,11 +82,44 @@ func PutBytes(ctx context.Context, s Store, key string, data []byte, cond Condit
 	return s.Put(ctx, key, bytes.NewReader(data), int64(len(data)), cond)
 }
 
-// Open opens the store that a URL names.
-func Open(raw string) (Store, error) {
+// TrustDocument reads trust document n.
+func TrustDocument(ctx context.Context, s Store, n int) ([]byte, error) {
+	o, err := s.Get(ctx, contract.TrustKey(n), contract.MaxEnvelope, "")
+	return o.Data, err
+}
+
+// A Waiter is a Store whose bell need not be polled.
+type Waiter interface {
+	// Wait reads control/serial once its ETag is not unless any more. It waits at
+	// most MaxWait, and then answers ErrNotModified.
+	Wait(ctx context.Context, limit int64, unless string) (Object, error)
+}
+
+// An Identity says where the files are that a box proves itself with, by their
+// names; "" for one that there is not. The caller owns them.
+type Identity func(name string) string
+
+// Credentials are the identity that systemd hands to a service, as the units load
+// it: LoadCredential=identity:/etc/sluice/identity.
+func Credentials(name string) string {
+	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	if dir == "" {
+		return ""
+	}
+	return filepath.Join(dir, "identity_"+name)
+}
+
+// kinds is how a store's URL may look.
+const kinds = "write file:///srv/bucket, s3://bucket/prefix?endpoint=… or https://door.example.com"
+
+// Open opens the store that a URL names, for whom systemd says that this is.
+func Open(raw string) (Store, error) { return OpenAs(raw, Credentials) }
+
+// OpenAs opens the store that a URL names.
+func OpenAs(raw string, id Identity) (Store, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme == "" {
-		return nil, outcome.Config("SLUICE_STORE is no URL: write file:///srv/bucket or s3://bucket/prefix?endpoint=…")
+		return nil, outcome.Config("SLUICE_STORE is no URL: %s", kinds)
 	}
 	if u.User != nil {
 		return nil, outcome.Config("SLUICE_STORE must not hold credentials: see the operating guide for where they go")
@@ -93,9 +128,11 @@ func Open(raw string) (Store, error) {
 	case "file":
 		return newDir(u)
 	case "s3":
-		return newS3(u)
+		return newS3(u, id)
+	case "https":
+		return newDoor(u, id)
 	}
-	return nil, outcome.Config("SLUICE_STORE: %q is no kind of store: write file:///srv/bucket or s3://bucket/prefix?endpoint=…", u.Scheme)
+	return nil, outcome.Config("SLUICE_STORE: %q is no kind of store: %s", u.Scheme, kinds)
 }
 
 // keyError says what was done to which key of which store.
