@@ -58,7 +58,7 @@ func open(set *flag.FlagSet, common *program.Common, box *config.Box) (store.Sto
 	if box.Store == "" {
 		return nil, outcome.Config("no store: set SLUICE_STORE in %q, or give -store URL", common.Root().Path(layout.BoxConf, ""))
 	}
-	return store.Open(box.Store)
+	return store.OpenAs(box.Store, store.IdentityIn(common.Root().Path(layout.Identity, "")))
 }
 
 func verb(name, short string, run func(context.Context, *fetch.Fetcher) error) *ffcli.Command {

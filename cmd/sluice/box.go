@@ -21,6 +21,7 @@ import (
 	"sluice/internal/outcome"
 	"sluice/internal/program"
 	"sluice/internal/record"
+	"sluice/internal/store"
 	"sluice/internal/systemd"
 )
 
@@ -32,7 +33,13 @@ func boxFlags(verb string) (*flag.FlagSet, *string) {
 func enrollBox() *ffcli.Command {
 	set, root := boxFlags("enroll")
 	label := set.String("label", "", "`name` of this box (default: the deployment's, else the host's name)")
-	s3 := set.String("s3-credentials", "", "`file` with credentials for S3, in AWS shared form; kept in /etc/sluice/identity")
+	prove := map[string]*string{
+		store.S3File:         set.String("s3-credentials", "", "`file` with credentials for S3, in AWS shared form; kept in /etc/sluice/identity, as are the following"),
+		store.TokenFile:      set.String("token-file", "", "`file` with the token that a door knows this box by"),
+		store.ClientCertFile: set.String("client-cert", "", "`file` of the certificate that a door knows this box by, PEM"),
+		store.ClientKeyFile:  set.String("client-key", "", "`file` of its key, PEM"),
+		store.DoorCAFile:     set.String("ca", "", "`file` of who signs the door's certificate, if the system does not know, PEM"),
+	}
 	return &ffcli.Command{Name: "enroll", ShortHelp: "make this machine a box", ShortUsage: "sluice enroll FILE [-label NAME]", FlagSet: set,
 		LongHelp: "Installs the component sluice and follows what the deployment names. Run again it adds what is\nmissing.",
 		Exec: func(ctx context.Context, args []string) error {
@@ -47,11 +54,17 @@ func enrollBox() *ffcli.Command {
 			if err != nil {
 				return outcome.Config("%q: %w", args[0], err)
 			}
+			given := map[string]string{}
+			for name, file := range prove {
+				if *file != "" {
+					given[name] = *file
+				}
+			}
 			manager := systemd.Of(layout.Root(*root))
 			defer manager.Close()
 			done, end := progress("downloading sluice")
 			defer end()
-			e := &enroll.Enroller{Root: layout.Root(*root), Disk: &durable.Disk{}, Manager: manager, Deployment: d, Label: *label, S3: *s3,
+			e := &enroll.Enroller{Root: layout.Root(*root), Disk: &durable.Disk{}, Manager: manager, Deployment: d, Label: *label, Prove: given,
 				Log: program.Log, Status: program.Status, Progress: done}
 			if err := e.Run(ctx); err != nil {
 				return err

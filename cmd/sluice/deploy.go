@@ -49,6 +49,7 @@ func initialize() *ffcli.Command {
 		key        = set.String("key", "", "the operator's key: NAME.key signs, NAME.pub finds the key beside it (`file`)")
 		out        = set.String("o", "deployment.json", "`file` that boxes are enrolled with")
 		name       = set.String("fleet", "", "`name` of the fleet")
+		boxes      = set.String("box-store", "", "`URL` that boxes reach the store by, if it is another, as https://door.example.com")
 		components = set.String("components", "sluice=stable", "what boxes follow: `component=channel,…`")
 	)
 	return &ffcli.Command{Name: "init", ShortHelp: "make a store a deployment", ShortUsage: "sluice init -store URL -key NAME.pub -o FILE", FlagSet: set,
@@ -75,6 +76,12 @@ func initialize() *ffcli.Command {
 			d, err := fleet.Init(ctx, s, private, *name, follows, time.Now())
 			if err != nil {
 				return err
+			}
+			if *boxes != "" {
+				if _, err := store.Open(*boxes); err != nil {
+					return fmt.Errorf("-box-store: %w", err)
+				}
+				d.Store = *boxes
 			}
 			if err := (&durable.Disk{}).WriteFile(*out, d.Encode(), 0o644); err != nil {
 				return err

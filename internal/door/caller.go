@@ -2,13 +2,7 @@ package door
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -19,6 +13,7 @@ import (
 
 	"sluice/internal/contract"
 	"sluice/internal/store"
+	"sluice/internal/token"
 )
 
 // A caller is a box that has proved who it is.
@@ -45,78 +40,8 @@ func (c caller) may(a ask) error {
 	return nil
 }
 
-// TokensKey is where the hashes of the tokens are kept that a store's door knows.
-// It has no shape that a door hands out.
-const TokensKey = "control/door/tokens.json"
-
-// Limits of tokens.
-const (
-	maxTokens  = 4 << 20         // bytes of TokensKey
-	tokenBytes = 32              // of a token, random
-	tokenTries = 5               // of a change that somebody else made as well
-	tokenEvery = 2 * time.Second // how often the door looks for new ones
-)
-
-// MakeToken makes a token for a box and keeps its hash in the store; an earlier
-// token of that box counts no more. The token itself is kept nowhere.
-func MakeToken(ctx context.Context, s store.Store, label contract.Label, fleet string, now time.Time) (string, error) {
-	raw := make([]byte, tokenBytes)
-	_, _ = rand.Read(raw) // never fails (crypto/rand)
-	token := base64.RawURLEncoding.EncodeToString(raw)
-	return token, changeTokens(ctx, s, func(t map[contract.Digest]contract.Token) {
-		maps.DeleteFunc(t, func(_ contract.Digest, old contract.Token) bool { return old.Label == label && old.Fleet == fleet })
-		t[hash(token)] = contract.Token{Label: label, Fleet: fleet, At: contract.At(now)}
-	})
-}
-
-// RevokeToken makes the token of a box count no more. It reports whether there was
-// one.
-func RevokeToken(ctx context.Context, s store.Store, label contract.Label, fleet string) (bool, error) {
-	found := false
-	return found, changeTokens(ctx, s, func(t map[contract.Digest]contract.Token) {
-		maps.DeleteFunc(t, func(_ contract.Digest, old contract.Token) bool {
-			gone := old.Label == label && old.Fleet == fleet
-			found = found || gone
-			return gone
-		})
-	})
-}
-
-func changeTokens(ctx context.Context, s store.Store, change func(map[contract.Digest]contract.Token)) error {
-	var err error
-	for range tokenTries {
-		tokens, etag, rerr := readTokens(ctx, s, "")
-		if rerr != nil {
-			return rerr
-		}
-		change(tokens.Tokens)
-		if _, err = store.PutBytes(ctx, s, TokensKey, tokens.Encode(), store.Condition{IfMatch: etag, IfNone: etag == ""}); !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-	}
-	return err
-}
-
-func readTokens(ctx context.Context, s store.Store, unless string) (contract.Tokens, string, error) {
-	none := contract.Tokens{Schema: contract.One, Tokens: map[contract.Digest]contract.Token{}}
-	o, err := s.Get(ctx, TokensKey, maxTokens, unless)
-	if store.IsNotExist(err) {
-		return none, "", nil
-	}
-	if err != nil {
-		return none, unless, err
-	}
-	t, err := contract.Spoken.DecodeTokens(o.Data, maxTokens)
-	if err != nil {
-		return none, o.ETag, fmt.Errorf("%q of %s: %w", TokensKey, s, err)
-	}
-	return t, o.ETag, nil
-}
-
-func hash(token string) contract.Digest {
-	sum := sha256.Sum256([]byte(token))
-	return contract.Digest(hex.EncodeToString(sum[:]))
-}
+// tokenEvery is how often the door looks for new tokens.
+const tokenEvery = 2 * time.Second
 
 // refreshTokens keeps the tokens that are known fresh until ctx ends. While the
 // store can't be read, those that were known go on counting.
@@ -139,7 +64,7 @@ func (d *Door) loadTokens(ctx context.Context) {
 	d.mu.RUnlock()
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
-	t, etag, err := readTokens(ctx, d.Store, etag)
+	t, etag, err := token.Read(ctx, d.Store, etag)
 	if errors.Is(err, store.ErrNotModified) {
 		return
 	}
@@ -195,12 +120,12 @@ func (d *Door) identify(r *http.Request) (caller, error) {
 	if len(headers) != 1 {
 		return caller{}, refuse(http.StatusUnauthorized, "say who you are: by a client certificate, or by one token")
 	}
-	token, ok := strings.CutPrefix(headers[0], "Bearer ")
-	if raw, err := base64.RawURLEncoding.DecodeString(token); !ok || err != nil || len(raw) != tokenBytes {
+	given, ok := strings.CutPrefix(headers[0], "Bearer ")
+	if !ok || !token.Form(given) {
 		return caller{}, refuse(http.StatusUnauthorized, "this is no token")
 	}
 	d.mu.RLock()
-	t, known := d.tokens[hash(token)] // of its hash, so that the time it takes tells nothing of the token
+	t, known := d.tokens[token.Hash(given)] // of its hash, so that the time it takes tells nothing of the token
 	d.mu.RUnlock()
 	if !known {
 		return caller{}, refuse(http.StatusUnauthorized, "this token is not known")

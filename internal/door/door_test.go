@@ -30,6 +30,7 @@ import (
 
 	"sluice/internal/contract"
 	"sluice/internal/store"
+	"sluice/internal/token"
 	"sluice/test/suite"
 )
 
@@ -40,7 +41,7 @@ type counting struct {
 }
 
 func (c *counting) Get(ctx context.Context, key string, limit int64, unless string) (store.Object, error) {
-	if key != TokensKey {
+	if key != token.Key {
 		c.asked.Add(1)
 	}
 	return c.Store.Get(ctx, key, limit, unless)
@@ -161,12 +162,12 @@ func (h *house) identity(token string, cert *tls.Certificate) store.Identity {
 
 func (h *house) token(label contract.Label, fleet string) string {
 	h.t.Helper()
-	token, err := MakeToken(context.Background(), h.store, label, fleet, time.Now())
+	made, err := token.Make(context.Background(), h.store, label, fleet, time.Now())
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	h.door.loadTokens(context.Background())
-	return token
+	return made
 }
 
 func (h *house) client(at string, id store.Identity) store.Store {
@@ -308,8 +309,8 @@ func TestHostileRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	token, acme := h.token("box-1", ""), h.token("box-9", "acme")
-	auth := "Authorization: Bearer " + token + "\r\n"
+	own, acme := h.token("box-1", ""), h.token("box-9", "acme")
+	auth := "Authorization: Bearer " + own + "\r\n"
 	const host = "Host: door.example.com\r\n"
 	get := func(target string) string { return "GET " + target + " HTTP/1.1\r\n" + host + auth + "\r\n" }
 	type attempt struct {
@@ -371,15 +372,15 @@ func TestHostileRequests(t *testing.T) {
 	// Callers.
 	as := func(headers string) string { return "GET /control/serial HTTP/1.1\r\n" + host + headers + "\r\n" }
 	wrong := strings.Map(func(r rune) rune {
-		if r == rune(token[0]) {
+		if r == rune(own[0]) {
 			return 'A' + (r-'A'+1)%26
 		}
 		return r
-	}, token)
+	}, own)
 	for name, text := range map[string]string{
-		"nobody": as(""), "an empty token": as("Authorization: Bearer \r\n"), "a wrong token": as("Authorization: Bearer " + wrong + "\r\n"), "a token cut short": as("Authorization: Bearer " + token[:len(token)-1] + "\r\n"),
-		"a token and more": as("Authorization: Bearer " + token + "A\r\n"), "basic": as("Authorization: Basic " + token + "\r\n"), "bearer, small": as("Authorization: bearer " + token + "\r\n"), "the bare token": as("Authorization: " + token + "\r\n"),
-		"two tokens": as(auth + auth), "its hash": as("Authorization: Bearer " + string(hash(token)) + "\r\n"), "as a cookie": as("Cookie: token=" + token + "\r\n"), "as a query": "GET /control/serial?token=" + token + " HTTP/1.1\r\n" + host + "\r\n",
+		"nobody": as(""), "an empty token": as("Authorization: Bearer \r\n"), "a wrong token": as("Authorization: Bearer " + wrong + "\r\n"), "a token cut short": as("Authorization: Bearer " + own[:len(own)-1] + "\r\n"),
+		"a token and more": as("Authorization: Bearer " + own + "A\r\n"), "basic": as("Authorization: Basic " + own + "\r\n"), "bearer, small": as("Authorization: bearer " + own + "\r\n"), "the bare token": as("Authorization: " + own + "\r\n"),
+		"two tokens": as(auth + auth), "its hash": as("Authorization: Bearer " + string(token.Hash(own)) + "\r\n"), "as a cookie": as("Cookie: token=" + own + "\r\n"), "as a query": "GET /control/serial?token=" + own + " HTTP/1.1\r\n" + host + "\r\n",
 		"forwarded": as("X-Forwarded-For: 127.0.0.1\r\nX-Remote-User: box-1\r\nX-SSL-Client-Verify: SUCCESS\r\n"), "another fleet's": as("Authorization: Bearer " + acme + "\r\n"),
 	} {
 		add(name, text)
@@ -537,25 +538,25 @@ func TestTokens(t *testing.T) {
 	if first == second {
 		t.Error("the same token twice")
 	}
-	works := func(token string) bool {
-		_, err := h.client(h.server.URL, h.identity(token, nil)).Get(ctx, "control/serial", 10, "")
+	works := func(t string) bool {
+		_, err := h.client(h.server.URL, h.identity(t, nil)).Get(ctx, "control/serial", 10, "")
 		return store.IsNotExist(err)
 	}
 	if works(first) || !works(second) {
 		t.Error("an earlier token counts, or the newest does not")
 	}
-	kept, err := h.store.Store.Get(ctx, TokensKey, maxTokens, "")
+	kept, err := h.store.Store.Get(ctx, token.Key, contract.MaxEnvelope, "")
 	if err != nil || bytes.Contains(kept.Data, []byte(second)) {
 		t.Errorf("the token itself is kept: %v", err)
 	}
-	if found, err := RevokeToken(ctx, h.store, "box-1", ""); err != nil || !found {
+	if found, err := token.Revoke(ctx, h.store, "box-1", ""); err != nil || !found {
 		t.Error(found, err)
 	}
 	h.door.loadTokens(ctx)
 	if works(second) {
 		t.Error("a token that was revoked counts")
 	}
-	if found, err := RevokeToken(ctx, h.store, "box-1", ""); err != nil || found {
+	if found, err := token.Revoke(ctx, h.store, "box-1", ""); err != nil || found {
 		t.Error(found, err)
 	}
 }

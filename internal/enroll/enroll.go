@@ -42,8 +42,8 @@ type Enroller struct {
 	Disk       *durable.Disk
 	Manager    systemd.Manager
 	Deployment contract.Deployment
-	Label      string // overrules the deployment's; the host's name if both are empty
-	S3         string // file with the credentials for S3, or ""
+	Label      string            // overrules the deployment's; the host's name if both are empty
+	Prove      map[string]string // what it proves itself to the store with: the name in identity/ → the file that is copied there
 	Log        *slog.Logger
 	Status     func(format string, args ...any)
 	Progress   func(done, total int64)
@@ -71,8 +71,11 @@ func (e *Enroller) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := store.Open(box.Store)
+	s, err := store.OpenAs(box.Store, store.IdentityIn(e.Root.Path(layout.Identity, "")))
 	if err != nil {
+		return err
+	}
+	if err := e.knock(ctx, s); err != nil {
 		return err
 	}
 	if err := e.component(layout.Pipeline); err != nil {
@@ -110,18 +113,12 @@ func (e *Enroller) owners() error {
 			return err
 		}
 	}
-	credentials := filepath.Join(e.Root.Path(layout.Identity, ""), "s3")
-	if e.S3 != "" {
-		data, err := record.ReadFile(e.S3, contract.MaxRecord)
+	for name, file := range e.Prove {
+		data, err := record.ReadFile(file, contract.MaxRecord)
 		if err != nil {
-			return err
+			return outcome.Config("%w", err)
 		}
-		if err := e.Disk.WriteFile(credentials, data, 0o600); err != nil {
-			return err
-		}
-	}
-	if _, err := os.Stat(credentials); err == nil && os.Getenv("AWS_SHARED_CREDENTIALS_FILE") == "" {
-		if err := os.Setenv("AWS_SHARED_CREDENTIALS_FILE", credentials); err != nil { // this program reads the store as the box will
+		if err := e.Disk.WriteFile(filepath.Join(e.Root.Path(layout.Identity, ""), name), data, 0o600); err != nil {
 			return err
 		}
 	}
@@ -134,6 +131,31 @@ func (e *Enroller) owners() error {
 		text += "SLUICE_FLEET=" + e.Deployment.Fleet + "\n"
 	}
 	return e.once(e.Root.Path(layout.BoxConf, ""), text)
+}
+
+// How often a door is knocked at that does not know the box: one that has just been
+// told of it knows it a moment later.
+const (
+	knocks     = 5
+	knockPause = time.Second
+)
+
+// knock finds out that this box is let in, before anything else is done.
+func (e *Enroller) knock(ctx context.Context, s store.Store) error {
+	for n := 1; ; n++ {
+		_, err := s.Get(ctx, contract.SerialKey, contract.MaxRecord, "")
+		if !errors.Is(err, store.ErrDenied) {
+			return nil // whatever else is wrong shows when it matters
+		}
+		if n == knocks {
+			return outcome.Config("%w: is this box's token, certificate or credential the right one?", err)
+		}
+		select {
+		case <-time.After(knockPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // once writes a file of the owner's, unless he has it already.

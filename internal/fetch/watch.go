@@ -23,9 +23,13 @@ func (f *Fetcher) Watch(ctx context.Context) error {
 	var local string
 	tick := time.NewTicker(f.Box.Poll)
 	defer tick.Stop()
+	heard := f.listen(ctx)
+	rung, err := false, error(nil)
 	for {
 		f.Beat()
-		rung, err := f.bell(ctx)
+		if heard == nil {
+			rung, err = f.bell(ctx)
+		}
 		if err != nil && ctx.Err() == nil {
 			f.Status("the store does not answer: %s", err)
 			rung = false
@@ -45,12 +49,57 @@ func (f *Fetcher) Watch(ctx context.Context) error {
 				f.Status("following %d components", len(f.follows))
 			}
 		}
+		rung = false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		case err = <-heard:
+			rung = err == nil
 		}
 	}
+}
+
+// maxListenRetry is the longest that a bell is not listened to after it could not
+// be heard.
+const maxListenRetry = time.Minute
+
+// listen has a store that can tell of its bell do so: nil means that it rang, an
+// error that it can't be heard. Of another store it returns nil: it is polled.
+func (f *Fetcher) listen(ctx context.Context) <-chan error {
+	w, ok := f.Store.(store.Waiter)
+	if !ok {
+		return nil
+	}
+	heard := make(chan error)
+	go func() {
+		etag, pause := "", f.Box.Poll
+		for ctx.Err() == nil {
+			o, err := w.Wait(ctx, maxSerial, etag)
+			if errors.Is(err, store.ErrNotModified) {
+				pause = f.Box.Poll
+				continue
+			}
+			if err == nil {
+				etag, pause = o.ETag, f.Box.Poll
+			}
+			if !store.IsNotExist(err) { // there was no promote yet
+				select {
+				case heard <- err:
+				case <-ctx.Done():
+					return
+				}
+			}
+			if err != nil {
+				select {
+				case <-time.After(pause):
+					pause = min(2*pause, maxListenRetry)
+				case <-ctx.Done():
+				}
+			}
+		}
+	}()
+	return heard
 }
 
 // bell asks whether control/serial has changed. Without one, every hour has

@@ -109,6 +109,14 @@ func Credentials(name string) string {
 	return filepath.Join(dir, "identity_"+name)
 }
 
+// IdentityIn is what systemd has handed to this program; by hand, the folder itself.
+func IdentityIn(folder string) Identity {
+	if os.Getenv("CREDENTIALS_DIRECTORY") != "" {
+		return Credentials
+	}
+	return func(name string) string { return filepath.Join(folder, name) }
+}
+
 // kinds is how a store's URL may look.
 const kinds = "write file:///srv/bucket, s3://bucket/prefix?endpoint=… or https://door.example.com"
 

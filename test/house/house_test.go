@@ -82,7 +82,7 @@ func TestFloors(t *testing.T) {
 		{"graph", "durable", "intake", "decide", "unit", "systemd"},
 		{"trust", "marker", "config", "store"},
 		{"record"},
-		{"bundle", "node", "program", "selftest"},
+		{"bundle", "node", "program", "selftest", "token"},
 		{"fetch", "verify", "stage", "apply", "fleet", "door"},
 		{"enroll"},
 	}
