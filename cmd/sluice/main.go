@@ -25,5 +25,5 @@ func main() {
 var takesComponent = map[string]bool{"update": true, "rollback": true, "refresh": true}
 
 func verbs() []*ffcli.Command {
-	return []*ffcli.Command{keygen(), initialize(), pack(), update(), rollback(), refresh(), status(), trustVerb(), doorVerb(), enrollBox(), box(), hold(), resume()}
+	return []*ffcli.Command{keygen(), initialize(), pack(), update(), rollback(), refresh(), status(), why(), trustVerb(), doorVerb(), enrollBox(), box(), hold(), resume()}
 }

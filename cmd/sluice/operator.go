@@ -136,59 +136,6 @@ func component(args []string) (contract.Component, error) {
 	return c, nil
 }
 
-func update() *ffcli.Command {
-	o := newAsking("update")
-	var files, platforms list
-	o.set.Var(&files, "file", "`bundle` to promote; once for each platform")
-	o.set.Var(&platforms, "platform", "`name` of a platform that must be among the bundles")
-	spread := o.set.Duration("spread", 0, "boxes wait a part of this that is theirs")
-	life := o.lifeFlag()
-	o.set.BoolVar(&o.replace, "replace", false, "begin a new pointer, without a history, where there is one that no trusted key signed")
-	return &ffcli.Command{Name: "update", ShortHelp: "promote a release", ShortUsage: "sluice update [COMPONENT] -file BUNDLE [-channel stable] [-spread 5m] [-expires 14d]", FlagSet: o.set,
-		Exec: func(ctx context.Context, args []string) error {
-			want, err := component(args)
-			if err != nil {
-				return err
-			}
-			ch, err := o.channel()
-			if err != nil {
-				return err
-			}
-			if len(files) == 0 {
-				return outcome.Usage("say what to promote: -file BUNDLE")
-			}
-			if *spread < 0 || contract.Duration(*spread) > contract.MaxSpread {
-				return outcome.Usage("-spread %s: it must be between 0 and %s", *spread, time.Duration(contract.MaxSpread))
-			}
-			op, err := o.open(ctx)
-			if err != nil {
-				return err
-			}
-			plan, err := fleet.Read(files, time.Now())
-			if err != nil {
-				return err
-			}
-			c := plan.Component
-			if want != "" && want != c {
-				return outcome.Usage("the bundle is of component %s, not of %s", c, want)
-			}
-			for _, p := range platforms {
-				if _, there := plan.Release.Artifacts[contract.Platform(p)]; !there {
-					return outcome.Usage("none of the bundles is for platform %s", p)
-				}
-			}
-			return o.change(ctx, op, c, ch, fmt.Sprintf("promote %s %s to channel %s of %s?", c, plan.Release.Version, ch, op.Store), func() (contract.Pointer, error) {
-				done, end := progress("mirroring")
-				err := plan.Mirror(ctx, op.Store, done)
-				end()
-				if err != nil {
-					return contract.Pointer{}, err
-				}
-				return op.Promote(ctx, c, ch, fleet.Promotion{Release: plan.Release, Spread: *spread, Life: life.Duration, Manifest: plan.Manifest})
-			})
-		}}
-}
-
 func rollback() *ffcli.Command {
 	o := newAsking("rollback")
 	return &ffcli.Command{Name: "rollback", ShortHelp: "promote the release before", ShortUsage: "sluice rollback COMPONENT [-channel stable]", FlagSet: o.set,
@@ -217,7 +164,7 @@ func rollback() *ffcli.Command {
 				return err
 			}
 			question := fmt.Sprintf("roll %s back from %s to %s on channel %s of %s?", c, p.Payload.Current.Version, p.Payload.History[0].Version, ch, op.Store)
-			return o.change(ctx, op, c, ch, question, func() (contract.Pointer, error) { return op.Rollback(ctx, c, ch) })
+			return o.change(ctx, op, question, func() (contract.Pointer, error) { return op.Rollback(ctx, c, ch) })
 		}}
 }
 
@@ -271,27 +218,37 @@ func (o *operator) refreshed(p contract.Pointer) error {
 }
 
 // change asks, changes a pointer, and says who follows it.
-func (o *operator) change(ctx context.Context, op *fleet.Operator, c contract.Component, ch contract.Channel, question string, do func() (contract.Pointer, error)) error {
-	if !o.yes {
-		if err := confirm(os.Stderr, question); err != nil {
-			return err
-		}
+func (o *operator) change(ctx context.Context, op *fleet.Operator, question string, do func() (contract.Pointer, error)) error {
+	if err := o.ask(question); err != nil {
+		return err
 	}
 	p, err := do()
 	if err != nil {
 		return err
 	}
+	return o.changed(ctx, op, p)
+}
+
+func (o *operator) ask(question string) error {
+	if o.yes {
+		return nil
+	}
+	return confirm(os.Stderr, question)
+}
+
+// changed says what a pointer is now, and who follows it.
+func (o *operator) changed(ctx context.Context, op *fleet.Operator, p contract.Pointer) error {
 	if o.json {
 		_, err := os.Stdout.Write(p.Encode())
 		return err
 	}
-	fmt.Printf("%s is %s on %s, promoted at %s\n", c, p.Payload.Current.Version, ch, p.PromotedAt)
+	fmt.Printf("%s is %s on %s, promoted at %s\n", p.Component, p.Payload.Current.Version, p.Channel, p.PromotedAt)
 	rows, err := fleet.Status(ctx, op.Store, op.Trust, time.Now())
 	if err != nil {
 		return err
 	}
 	for _, r := range rows {
-		if r.Component == string(c) && r.Channel == string(ch) {
+		if r.Component == string(p.Component) && r.Channel == string(p.Channel) {
 			fmt.Printf("  %s runs %s\n", r.Label, orDash(r.Running))
 		}
 	}

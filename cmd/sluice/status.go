@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"sluice/internal/contract"
 	"sluice/internal/fleet"
+	"sluice/internal/outcome"
 	"sluice/internal/program"
 )
 
@@ -42,7 +44,7 @@ func status() *ffcli.Command {
 				return err
 			}
 			show := func() (said string, err error) {
-				all, err := fleet.Status(ctx, s, trusted, time.Now())
+				all, err := fleet.Everywhere(ctx, s, trusted, time.Now())
 				if err != nil {
 					return "", err
 				}
@@ -111,4 +113,49 @@ func orDash(s string) string {
 		return "-"
 	}
 	return s
+}
+
+func why() *ffcli.Command {
+	set := flag.NewFlagSet("sluice why", flag.ContinueOnError)
+	url := set.String("store", "", "`URL` of the store")
+	asJSON := set.Bool("json", false, "print JSON")
+	return &ffcli.Command{Name: "why", ShortHelp: "one box: its state, the one reason, what to do", ShortUsage: "sluice why LABEL", FlagSet: set,
+		Exec: func(ctx context.Context, args []string) error {
+			if len(args) != 1 {
+				return outcome.Usage("say which box, by its label, and only that")
+			}
+			s, err := openStore(*url)
+			if err != nil {
+				return err
+			}
+			trusted, err := fleet.Trust(ctx, s)
+			if err != nil && !contract.IsUpgrade(err) {
+				return err
+			}
+			rows, err := fleet.Everywhere(ctx, s, trusted, time.Now())
+			if err != nil {
+				return err
+			}
+			rows = slices.DeleteFunc(rows, func(r fleet.Row) bool { return r.Label != args[0] })
+			if len(rows) == 0 {
+				return fmt.Errorf("no box %q has ever published a heartbeat in %s: was it enrolled, and may it write %s?", args[0], s, contract.StatusKey(contract.Label(args[0])))
+			}
+			if *asJSON {
+				out := []map[string]any{}
+				for _, r := range rows {
+					out = append(out, map[string]any{"row": r, "code": r.Code(), "means": r.Why().Means, "do": r.Why().Do})
+				}
+				_, err := os.Stdout.Write(contract.EncodeJSON(out))
+				return err
+			}
+			for _, r := range rows {
+				fmt.Printf("%s %s on %s: %s, runs %s\n", r.Label, orDash(r.Component), orDash(r.Channel), r.State, orDash(r.Running))
+				fmt.Printf("  %s: %s\n", r.Code(), r.Why().Means)
+				if r.Reason != "" {
+					fmt.Printf("  it says: %s\n", r.Reason)
+				}
+				fmt.Printf("  to do: %s\n", r.Why().Do)
+			}
+			return nil
+		}}
 }

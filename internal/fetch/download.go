@@ -27,9 +27,6 @@ const partSuffix = ".part"
 const (
 	chunk = 64 << 10 // bytes that are read at once, so memory does not grow with the object
 	spare = 16 << 20 // bytes that a download leaves free on the disk
-	// A body that is slower than this for so long is given up, and resumed later.
-	slowest      = 4 << 10 // bytes a second
-	slowPatience = 30 * time.Second
 )
 
 func (f *Fetcher) objectPath(w *follow) string {
@@ -98,11 +95,11 @@ func (f *Fetcher) receive(ctx context.Context, w *follow, a contract.Artifact, o
 	if body.Size != a.Size {
 		return 0, outcome.Defer(outcome.DigestMismatch, "%q has %d bytes in the store, %d were signed", a.Key, body.Size, a.Size)
 	}
-	watch := time.AfterFunc(slowPatience, cancel)
-	defer watch.Stop()
+	patience := store.NewPatience(cancel)
+	defer patience.Stop()
 	buf := make([]byte, chunk)
 	limited := io.LimitReader(body, a.Size-offset+1)
-	var n, paced int64
+	var n int64
 	start := time.Now()
 	for {
 		got, err := limited.Read(buf)
@@ -111,13 +108,10 @@ func (f *Fetcher) receive(ctx context.Context, w *follow, a contract.Artifact, o
 				return n, err
 			}
 			n += int64(got)
-			if paced += int64(got); paced >= slowest*int64(slowPatience/time.Second) {
-				paced = 0
-				watch.Reset(slowPatience)
-			}
+			patience.Got(got)
 			f.Beat()
 			f.Status("%s %s: downloading, %d of %d bytes", w.state.Name, w.pending.Version, offset+n, a.Size)
-			if err := f.pace(ctx, n, start, watch); err != nil {
+			if err := f.pace(ctx, n, start, patience); err != nil {
 				return n, err
 			}
 		}
@@ -126,7 +120,7 @@ func (f *Fetcher) receive(ctx context.Context, w *follow, a contract.Artifact, o
 		}
 		if err != nil {
 			if ctx.Err() != nil {
-				return n, fmt.Errorf("%w: the body came slower than %d bytes a second", store.ErrTransient, slowest)
+				return n, fmt.Errorf("%w: the body came slower than %d bytes a second", store.ErrTransient, store.Slowest)
 			}
 			return n, fmt.Errorf("%w: %w", store.ErrTransient, err)
 		}
@@ -134,7 +128,7 @@ func (f *Fetcher) receive(ctx context.Context, w *follow, a contract.Artifact, o
 }
 
 // pace sleeps until n bytes are due at the box's rate.
-func (f *Fetcher) pace(ctx context.Context, n int64, start time.Time, watch *time.Timer) error {
+func (f *Fetcher) pace(ctx context.Context, n int64, start time.Time, patience *store.Patience) error {
 	if f.Box.Rate == 0 {
 		return nil
 	}
@@ -143,7 +137,7 @@ func (f *Fetcher) pace(ctx context.Context, n int64, start time.Time, watch *tim
 	if ahead <= 0 {
 		return nil
 	}
-	watch.Reset(slowPatience + ahead) // it is we who are slow
+	patience.Excuse(ahead)
 	select {
 	case <-time.After(ahead):
 		return nil

@@ -121,7 +121,7 @@ func (f *Fetcher) pass(ctx context.Context, fresh bool) error {
 
 // complain logs an error once, until another one takes its place.
 func (f *Fetcher) complain(w *follow, err error) {
-	if s := err.Error(); s != w.said {
+	if s := because(err); s != w.said {
 		w.said = s
 		f.Log.Warn(s, "component", w.state.Name)
 	}
@@ -209,7 +209,7 @@ func (f *Fetcher) read(ctx context.Context, w *follow, conf config.Component) er
 		}
 	}
 	if err != nil {
-		w.raw, w.pointer, w.bad = o.Data, nil, err.Error()
+		w.raw, w.pointer, w.bad = o.Data, nil, because(err)
 		return err
 	}
 	w.raw, w.pointer, w.bad = o.Data, &p, ""

@@ -3,12 +3,14 @@ package fetch
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"sluice/internal/config"
 	"sluice/internal/contract"
 	"sluice/internal/layout"
+	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/store"
 )
@@ -79,6 +81,19 @@ func (f *Fetcher) status(name contract.Component) contract.ComponentStatus {
 		}
 	}
 	return s
+}
+
+// because is an error as a heartbeat tells it: a stable word, then prose.
+func because(err error) string {
+	var known *outcome.Error
+	var config *outcome.ConfigError
+	switch {
+	case errors.As(err, &known):
+		return err.Error()
+	case errors.As(err, &config):
+		return string(outcome.Configuration) + ": " + err.Error()
+	}
+	return string(record.DiskWord(err, outcome.Store)) + ": " + err.Error()
 }
 
 // ComponentStatus is what anybody can read of a component on a box.

@@ -21,6 +21,9 @@ import (
 	"sluice/internal/trust"
 )
 
+// maxSkew is how far an operator's clock may be off the store's.
+const maxSkew = 5 * time.Minute
+
 // swapTries is how often a promote that lost a race begins again.
 const swapTries = 5
 
@@ -94,6 +97,11 @@ func NewOperator(ctx context.Context, s store.Store, keys ...ed25519.PrivateKey)
 	}
 	if err := set.Expired(contract.At(time.Now())); err != nil {
 		return nil, outcome.Config("boxes would not accept a promote of yours: %w", err)
+	}
+	if dated, ok := s.(store.Dated); ok {
+		if skew, known := dated.Skew(); known && skew.Abs() > maxSkew {
+			return nil, outcome.Config("this machine's clock is %s off that of %s: set it, since promotes are ordered by their times", skew.Abs().Round(time.Second), s)
+		}
 	}
 	return &Operator{Store: s, Keys: keys, Trust: set, Actor: Actor(), Now: time.Now, Tell: func(string) {}}, nil
 }
@@ -260,12 +268,21 @@ type Promotion struct {
 	Spread   time.Duration
 	Life     *time.Duration // how long the pointer counts unless it is refreshed; 0: for ever; nil: as before
 	Manifest contract.Step  // the newest version of a manifest among its bundles
+	At       time.Time      // the promote time, as it was planned with; zero: when it is done
 }
 
 // Promote makes a release current. What is current already pushes nothing
 // onto the history.
 func (o *Operator) Promote(ctx context.Context, c contract.Component, ch contract.Channel, n Promotion) (contract.Pointer, error) {
+	if !n.At.IsZero() {
+		planned := *o
+		planned.Now = func() time.Time { return n.At }
+		o = &planned
+	}
 	return o.swap(ctx, c, ch, n.Manifest, func(p *contract.Pointer, now time.Time) (string, error) {
+		if !n.At.IsZero() && !n.At.After(p.PromotedAt.Time) {
+			return "", outcome.Usage("%s on %s was promoted at %s, which is not before %s: plan anew", c, ch, p.PromotedAt, contract.At(n.At))
+		}
 		outgoing := p.Payload.Current
 		if outgoing.Version != "" && outgoing.Version != n.Release.Version {
 			p.Payload.History = append([]contract.Release{outgoing.WithoutDeltas()}, p.Payload.History...)
@@ -279,8 +296,16 @@ func (o *Operator) Promote(ctx context.Context, c contract.Component, ch contrac
 // Rollback makes the newest release of the history current. The outgoing one
 // is not pushed back, so that a second rollback goes one further back.
 func (o *Operator) Rollback(ctx context.Context, c contract.Component, ch contract.Channel) (contract.Pointer, error) {
+	return o.rollback(ctx, c, ch, func(contract.Pointer) error { return nil })
+}
+
+// rollback goes back, if may says nothing against it.
+func (o *Operator) rollback(ctx context.Context, c contract.Component, ch contract.Channel, may func(now contract.Pointer) error) (contract.Pointer, error) {
 	// Its manifests were read when it was promoted first.
 	return o.swap(ctx, c, ch, contract.One, func(p *contract.Pointer, now time.Time) (string, error) {
+		if err := may(*p); err != nil {
+			return "", err
+		}
 		if len(p.Payload.History) == 0 {
 			return "", outcome.Refuse(outcome.NoArtifact, "the history of %s on %s is empty: there is nothing to go back to", c, ch)
 		}

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -43,7 +42,7 @@ func Read(files []string, now time.Time) (Plan, error) {
 		}
 		p.files[m.Platform] = file
 		p.Manifest = p.Manifest.Max(m.Schema)
-		p.Release.Artifacts[m.Platform] = contract.Artifact{Key: contract.BootstrapKey(m.Component, m.Version, fmt.Sprintf("%s_%s_%s%s", m.Component, m.Version, m.Platform, bundle.Suffix)),
+		p.Release.Artifacts[m.Platform] = contract.Artifact{Key: contract.BootstrapKey(m.Component, m.Version, assetName(m.Component, m.Version, m.Platform)),
 			Size: info.Size, SHA256: info.SHA256, TarSize: info.TarSize, ManifestSHA256: info.ManifestSHA256}
 	}
 	return p, nil

@@ -97,13 +97,59 @@ func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([
 	return rows, nil
 }
 
+// Everywhere is Status of a store, and of every fleet that shares it. Fleets with
+// trust documents of their own are read by those.
+func Everywhere(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([]Row, error) {
+	rows, err := Status(ctx, s, set, now)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := s.List(ctx, contract.FleetsPrefix)
+	if err != nil {
+		return nil, err
+	}
+	var fleets []string
+	for _, key := range keys {
+		fleet, _, _ := strings.Cut(strings.TrimPrefix(key, contract.FleetsPrefix), "/")
+		if !slices.Contains(fleets, fleet) {
+			fleets = append(fleets, fleet)
+		}
+	}
+	for _, fleet := range fleets {
+		part, err := store.Prefix(s, contract.FleetPrefix(fleet))
+		if err != nil {
+			return nil, err
+		}
+		own, err := Trust(ctx, part)
+		if errors.Is(err, ErrNoDeployment) {
+			own, err = set, nil
+		}
+		if err != nil && !contract.IsUpgrade(err) {
+			return nil, fmt.Errorf("fleet %s: %w", fleet, err)
+		}
+		more, err := Status(ctx, part, own, now)
+		if err != nil {
+			return nil, err
+		}
+		for i := range more {
+			more[i].Fleet = fleet
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
 // unreadable is the reason of what can't be read; newer documents are nobody's
 // fault.
 func unreadable(err error) string {
 	if contract.IsUpgrade(err) {
 		return fmt.Sprintf("%s: needs a newer sluice: %s", outcome.UpgradeNeeded, err)
 	}
-	return err.Error()
+	var word *outcome.Error
+	if errors.As(err, &word) {
+		return err.Error()
+	}
+	return CodeBadBeat + ": " + err.Error()
 }
 
 // shown is what the store shows of a channel: a pointer, none, or one that
@@ -187,11 +233,11 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 	ofTarget := p != nil && c.Result != nil && c.Result.Tuple.Equal(p.Tuple())
 	switch {
 	case age > SilentAfter:
-		return Silent, "no heartbeat for " + age.Round(time.Second).String()
+		return Silent, CodeSilent + ": no heartbeat for " + age.Round(time.Second).String()
 	case c.Journal != nil && c.Journal.Tries > 1:
 		return Rolling, fmt.Sprintf("%s: recovery has failed at %s: run `sluice box` there", stuck, c.Journal.Node)
 	case c.Journal != nil:
-		return Rolling, string(c.Journal.Phase)
+		return Rolling, CodeRolling + ": " + string(c.Journal.Phase)
 	case ofTarget && c.Result.Outcome == outcome.RollbackFailed:
 		return RollbackFailed, c.Result.Reason
 	case ofTarget && c.Result.Outcome == outcome.RolledBack:
@@ -199,19 +245,33 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 	case ofTarget && c.Result.Outcome == outcome.Refused:
 		return Refused, c.Result.Reason
 	case p == nil:
-		return Waiting, "nothing is promoted on this channel"
+		return Waiting, CodeNoPointer + ": nothing is promoted on this channel"
 	case c.Running == string(p.Payload.Current.Version):
 		return Current, ""
 	case c.Held:
-		return Held, "its owner holds it"
+		return Held, CodeHeld + ": its owner holds it"
 	case ofTarget && c.Result.Outcome == outcome.Deferred:
 		return Waiting, c.Result.Reason
 	case c.Result != nil && c.Result.PromotedAt.After(p.PromotedAt.Time) && c.Result.Channel == p.Channel:
-		return Ahead, "it has seen a newer promote than the store shows"
+		return Ahead, CodeAhead + ": it has seen a newer promote than the store shows"
 	case now.Sub(p.PromotedAt.Time) > LateAfter+time.Duration(p.Payload.Spread):
-		return Behind, c.Pending
+		return Behind, because(CodeBehind, c)
 	}
-	return Waiting, c.Pending
+	return Waiting, because(CodeSpread, c)
+}
+
+// because is why a box has not begun: what it says itself, or what its verify says.
+func because(otherwise string, c contract.ComponentStatus) string {
+	if f := c.Front; f != nil && f.Verdict != "good" && c.Pending != "" && (c.Result == nil || f.PromotedAt.After(c.Result.PromotedAt.Time)) {
+		return CodeVerify + ": " + f.Reason
+	}
+	if c.Pending == "" {
+		return otherwise
+	}
+	if (Row{Reason: c.Pending}).known() {
+		return c.Pending
+	}
+	return otherwise + ": " + c.Pending
 }
 
 // StandsOut reports whether somebody should look: -check exits by it.

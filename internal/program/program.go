@@ -226,7 +226,7 @@ func NoOperands(args []string) error {
 
 // keys are those of box.conf and of the operator. They may stand in the
 // environment of every program, also of one that has no use for them.
-var keys = []string{"store", "label", "fleet", "rate", "poll", "min-soak", "key", "debug"}
+var keys = []string{"store", "label", "fleet", "rate", "poll", "min-soak", "key", "releases", "vendor-key", "debug"}
 
 // checkEnvironment refuses variables of ours that nothing reads: one may be a
 // misspelt restriction.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"strings"
+	"time"
 )
 
 // prefix is a part of a store that is a store itself: the tree of one fleet in a
@@ -44,6 +45,14 @@ func (p prefix) Put(ctx context.Context, key string, body io.ReadSeeker, size in
 		return "", keyError(p, "writing", key, err)
 	}
 	return p.whole.Put(ctx, p.part+key, body, size, cond)
+}
+
+// Skew is that of the whole.
+func (p prefix) Skew() (time.Duration, bool) {
+	if d, ok := p.whole.(Dated); ok {
+		return d.Skew()
+	}
+	return 0, false
 }
 
 func (p prefix) List(ctx context.Context, under string) ([]string, error) {

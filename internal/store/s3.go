@@ -43,6 +43,23 @@ type s3 struct {
 
 	mu     sync.Mutex
 	probed bool // the server honours conditional writes
+	skew   time.Duration
+	dated  bool // it has answered with a time
+}
+
+func (s *s3) Skew() (time.Duration, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.skew, s.dated
+}
+
+// note keeps the time of an answer (RFC 9110, 6.6.1).
+func (s *s3) note(header http.Header) {
+	if at, err := http.ParseTime(header.Get("Date")); err == nil {
+		s.mu.Lock()
+		s.skew, s.dated = time.Since(at), true
+		s.mu.Unlock()
+	}
 }
 
 func newS3(u *url.URL, id Identity) (Store, error) {
@@ -113,6 +130,7 @@ func (s *s3) get(ctx context.Context, key string, opts minio.GetObjectOptions) (
 		return nil, minio.ObjectInfo{}, nil, err
 	}
 	body, info, header, err := s.core.GetObject(ctx, s.bucket, s.prefix+key, opts)
+	s.note(header)
 	if err != nil {
 		return nil, info, header, s3Error(err)
 	}

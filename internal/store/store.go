@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"sluice/internal/contract"
 	"sluice/internal/outcome"
@@ -93,6 +94,13 @@ type Waiter interface {
 	// Wait reads control/serial once its ETag is not unless any more. It waits at
 	// most MaxWait, and then answers ErrNotModified.
 	Wait(ctx context.Context, limit int64, unless string) (Object, error)
+}
+
+// Dated is a Store whose answers bear a time.
+type Dated interface {
+	// Skew is how far the local clock was ahead of the store's when it last
+	// answered; false if it has not.
+	Skew() (time.Duration, bool)
 }
 
 // An Identity says where the files are that a box proves itself with, by their
