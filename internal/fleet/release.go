@@ -284,6 +284,9 @@ func (r *Releases) receive(ctx context.Context, rel, name string, part *os.File)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	a, err := r.ask(ctx, rel, have)
+	if store.IsNotExist(err) {
+		return outcome.Refuse(outcome.NoArtifact, "%s is signed, and %s does not have it: ask the vendor", name, r.Base)
+	}
 	if err != nil {
 		return err
 	}
