@@ -4,19 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/big"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -63,9 +55,7 @@ type house struct {
 	store  *counting
 	door   *Door
 	server *httptest.Server
-	ca     *x509.Certificate
-	caKey  *ecdsa.PrivateKey
-	caPEM  []byte
+	ca     *suite.Authority
 }
 
 func newHouse(t *testing.T) *house {
@@ -75,65 +65,17 @@ func newHouse(t *testing.T) *house {
 		t.Fatal(err)
 	}
 	h := &house{t: t, store: &counting{Store: s}}
-	h.ca, h.caKey = h.certificate("the one who signs", nil, nil)
-	h.caPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.ca.Raw})
+	h.ca = suite.NewAuthority(t)
 	h.door = &Door{Store: h.store, Domain: "example.com", Log: slog.New(slog.DiscardHandler), Poll: 5 * time.Millisecond}
 	h.door.callers.burst, h.door.strangers.burst = 1_000_000, 1_000_000
 	ctx, stop := context.WithCancel(context.Background())
 	h.door.Run(ctx)
 	h.server = httptest.NewUnstartedServer(nil)
 	h.server.Config = h.door.Server()
-	pool := x509.NewCertPool()
-	pool.AddCert(h.ca)
-	h.server.TLS = &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool, Certificates: []tls.Certificate{h.pair("127.0.0.1", "")}}
+	h.server.TLS = &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: h.ca.Pool, Certificates: []tls.Certificate{h.ca.Pair("127.0.0.1")}}
 	h.server.StartTLS()
 	t.Cleanup(func() { stop(); h.server.Close() })
 	return h
-}
-
-// certificate makes a certificate; without a parent it signs itself, and others.
-func (h *house) certificate(name string, uris []string, parent *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
-	h.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	for _, u := range uris {
-		parsed, err := url.Parse(u)
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		c.URIs = append(c.URIs, parsed)
-	}
-	signer, signed := key, c
-	if parent == nil {
-		c.IsCA, c.BasicConstraintsValid = true, true
-	} else {
-		signer, signed = h.caKey, parent
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, signed, &key.PublicKey, signer)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	out, err := x509.ParseCertificate(der)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return out, key
-}
-
-func (h *house) pair(name string, uris ...string) tls.Certificate {
-	h.t.Helper()
-	var given []string
-	for _, u := range uris {
-		if u != "" {
-			given = append(given, u)
-		}
-	}
-	c, key := h.certificate(name, given, h.ca)
-	return tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: key}
 }
 
 // identity writes what a box proves itself with to a folder.
@@ -145,17 +87,12 @@ func (h *house) identity(token string, cert *tls.Certificate) store.Identity {
 			h.t.Fatal(err)
 		}
 	}
-	write(store.DoorCAFile, h.caPEM)
+	write(store.DoorCAFile, h.ca.PEM)
 	if token != "" {
 		write(store.TokenFile, []byte(token+"\n"))
 	}
-	if cert != nil {
-		key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		write(store.ClientCertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}))
-		write(store.ClientKeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+	if cert != nil { // client.crt and client.key
+		h.ca.Write(dir, "client", *cert)
 	}
 	return func(name string) string { return filepath.Join(dir, name) }
 }
@@ -187,7 +124,7 @@ func TestSuite(t *testing.T) {
 			return h.store, h.client(h.server.URL, h.identity(h.token("box-1", ""), nil))
 		},
 		"certificate": func(h *house) (store.Store, store.Store) {
-			pair := h.pair("box-1", "spiffe://example.com/box/box-1")
+			pair := h.ca.Pair("box-1", "spiffe://example.com/box/box-1")
 			return h.store, h.client(h.server.URL, h.identity("", &pair))
 		},
 		"token of a fleet": func(h *house) (store.Store, store.Store) {
@@ -202,7 +139,7 @@ func TestSuite(t *testing.T) {
 			if err != nil {
 				h.t.Fatal(err)
 			}
-			pair := h.pair("box-1", "spiffe://example.com/fleet/acme/box/box-1")
+			pair := h.ca.Pair("box-1", "spiffe://example.com/fleet/acme/box/box-1")
 			return in, h.client(h.server.URL+"/fleets/acme", h.identity("", &pair))
 		},
 	} {
@@ -238,7 +175,7 @@ func TestFaults(t *testing.T) {
 	}
 	id := h.identity(h.token("box-1", ""), nil)
 	wire := suite.NewWire(t, to, h.server.Client().Transport, func(s *httptest.Server) {
-		s.TLS = &tls.Config{Certificates: []tls.Certificate{h.pair("wire", "")}}
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{h.ca.Pair("127.0.0.1")}}
 		s.StartTLS()
 	})
 	suite.Faults(t, h.store, h.client(wire.URL, id), wire, "status/boxes/box-1.json")
@@ -390,11 +327,11 @@ func TestHostileRequests(t *testing.T) {
 		"no box": {"spiffe://example.com/door/box-1"}, "a path too long": {"spiffe://example.com/box/box-1/x"}, "no label": {"spiffe://example.com/box/"}, "a label that is none": {"spiffe://example.com/box/BOX"}, "another scheme": {"https://example.com/box/box-1"},
 		"another fleet's certificate": {"spiffe://example.com/fleet/acme/box/box-1"},
 	} {
-		pair := h.pair("box-1", uris...)
+		pair := h.ca.Pair("box-1", uris...)
 		tries[name] = attempt{as(auth), &pair}
 	}
-	self, key := h.certificate("box-1", []string{"spiffe://example.com/box/box-1"}, nil)
-	tries["signed by itself"] = attempt{as(auth), &tls.Certificate{Certificate: [][]byte{self.Raw}, PrivateKey: key}}
+	self := h.ca.Unsigned("spiffe://example.com/box/box-1")
+	tries["signed by itself"] = attempt{as(auth), &self}
 
 	if len(tries) < 200 {
 		t.Errorf("only %d tries", len(tries))
@@ -423,7 +360,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 	t.Logf("%d tries", len(tries))
 	// The same, without what is wrong, is answered.
-	pair := h.pair("box-1", "spiffe://example.com/box/box-1")
+	pair := h.ca.Pair("box-1", "spiffe://example.com/box/box-1")
 	for name, try := range map[string]attempt{"token": {get("/control/serial"), nil}, "certificate": {as(""), &pair}, "HEAD": {strings.Replace(get("/bootstrap/edge/1/x"), "GET", "HEAD", 1), nil}, "PUT": {put("Content-Length: 2\r\n", "{}"), nil},
 		"a wait for what has changed": {"GET /control/serial?wait=60s HTTP/1.1\r\n" + host + auth + "If-None-Match: \"old\"\r\n\r\n", nil}} {
 		if status := h.raw(try.cert, try.text); status != 200 && status != 204 {
