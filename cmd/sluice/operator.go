@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -63,7 +65,7 @@ func (o *operator) open(ctx context.Context) (*fleet.Operator, error) {
 		return nil, err
 	}
 	op.Strand, op.Replace = o.strand, o.replace
-	op.Tell = func(s string) { fmt.Fprintln(os.Stderr, s) }
+	op.Tell = func(s string) { fmt.Fprintln(os.Stderr, plain(s)) }
 	return op, nil
 }
 
@@ -170,14 +172,17 @@ func rollback() *ffcli.Command {
 
 func refresh() *ffcli.Command {
 	o := newOperator("refresh")
+	o.chan_, o.set.Lookup("channel").DefValue = "", "" // without COMPONENT: all
 	life := o.lifeFlag()
 	return &ffcli.Command{Name: "refresh", ShortHelp: "let pointers count for longer", ShortUsage: "sluice refresh [COMPONENT [-channel stable]] [-expires 14d]", FlagSet: o.set,
-		LongHelp: "Signs the pointer anew with another expiry, as far ahead as the last time unless -expires says\notherwise. It is no promote: no box rolls. Without COMPONENT: every pointer that expires.",
+		LongHelp: "Signs the pointer anew with another expiry, as far ahead as the last time unless -expires says\notherwise. It is no promote: no box rolls. Without COMPONENT: every pointer\nthat expires, of one channel if -channel is given.",
 		Exec: func(ctx context.Context, args []string) error {
 			c, err := component(args)
 			if err != nil {
 				return err
 			}
+			only := o.chan_ != ""
+			o.chan_ = cmp.Or(o.chan_, "stable")
 			ch, err := o.channel()
 			if err != nil {
 				return err
@@ -189,6 +194,7 @@ func refresh() *ffcli.Command {
 			targets, failed := []fleet.Target{{Component: c, Channel: ch}}, error(nil)
 			if c == "" {
 				targets, failed = op.Expiring(ctx)
+				targets = slices.DeleteFunc(targets, func(t fleet.Target) bool { return only && t.Channel != ch })
 			}
 			for _, t := range targets { // one that fails keeps no other from it
 				p, err := op.Refresh(ctx, t.Component, t.Channel, life.Duration)
@@ -249,7 +255,7 @@ func (o *operator) changed(ctx context.Context, op *fleet.Operator, p contract.P
 	}
 	for _, r := range rows {
 		if r.Component == string(p.Component) && r.Channel == string(p.Channel) {
-			fmt.Printf("  %s runs %s\n", r.Label, orDash(r.Running))
+			fmt.Printf("  %s runs %s\n", plain(r.Label), orDash(r.Running))
 		}
 	}
 	if p.Payload.Spread > 0 {

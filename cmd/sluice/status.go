@@ -102,7 +102,7 @@ func table(w io.Writer, rows []fleet.Row) error {
 	t := tabwriter.NewWriter(w, 0, 2, 2, ' ', 0)
 	fmt.Fprintln(t, "BOX\tCOMPONENT\tCHANNEL\tRUNNING\tTARGET\tSTATE\tAGE\tREASON")
 	for _, r := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Label, orDash(r.Component), orDash(r.Channel), orDash(r.Running), orDash(r.Target), r.State,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", plain(r.Label), orDash(r.Component), orDash(r.Channel), orDash(r.Running), orDash(r.Target), r.State,
 			time.Duration(r.AgeS)*time.Second, orDash(r.Reason))
 	}
 	return t.Flush()
@@ -112,7 +112,7 @@ func orDash(s string) string {
 	if s == "" {
 		return "-"
 	}
-	return s
+	return plain(s)
 }
 
 func why() *ffcli.Command {
@@ -149,10 +149,10 @@ func why() *ffcli.Command {
 				return err
 			}
 			for _, r := range rows {
-				fmt.Printf("%s %s on %s: %s, runs %s\n", r.Label, orDash(r.Component), orDash(r.Channel), r.State, orDash(r.Running))
+				fmt.Printf("%s %s on %s: %s, runs %s\n", plain(r.Label), orDash(r.Component), orDash(r.Channel), r.State, orDash(r.Running))
 				fmt.Printf("  %s: %s\n", r.Code(), r.Why().Means)
 				if r.Reason != "" {
-					fmt.Printf("  it says: %s\n", r.Reason)
+					fmt.Printf("  it says: %s\n", plain(r.Reason))
 				}
 				fmt.Printf("  to do: %s\n", r.Why().Do)
 			}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
@@ -33,6 +34,17 @@ func progress(label string) (done func(n, total int64), end func()) {
 			_ = bar.Finish()
 		}
 	}
+}
+
+// plain is text of somebody else's as it may be shown on a terminal: it can't move
+// the cursor, nor take a line away.
+func plain(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, strings.ToValidUTF8(s, "?"))
 }
 
 // confirm asks the person at the terminal. Without one it says which flag

@@ -75,7 +75,7 @@ func signedBy(d fleet.Draft) string {
 	}
 	text := "signed by\n"
 	for _, id := range slices.Sorted(maps.Keys(signed)) {
-		text += fmt.Sprintf("    %s (%s)\n", id, signed[id])
+		text += fmt.Sprintf("    %s (%s)\n", plain(id), signed[id])
 	}
 	return text
 }
@@ -212,7 +212,9 @@ func trustSign() *ffcli.Command {
 				}
 			}
 			for _, key := range private {
-				d.Sign(key)
+				if err := d.Sign(key); err != nil {
+					return err
+				}
 			}
 			if err := d.Save(args[0]); err != nil {
 				return err
@@ -269,12 +271,12 @@ func trustPublish() *ffcli.Command {
 			for _, r := range p.Anew {
 				by := "-"
 				if a := r.Pointer.Payload.Audit; len(a) > 0 {
-					by = a[0].Actor
+					by = plain(a[0].Actor)
 				}
 				fmt.Printf("to sign anew: %s %s on %s, promoted at %s by %s\n", r.Pointer.Component, orDash(string(r.Pointer.Payload.Current.Version)), r.Pointer.Channel, r.Pointer.PromotedAt.Format(time.RFC3339), by)
 			}
 			for _, line := range p.Skipped {
-				fmt.Printf("left as it is, boxes will not accept it: %s\n", line)
+				fmt.Printf("left as it is, boxes will not accept it: %s\n", plain(line))
 			}
 			if !*yes {
 				if err := confirm(os.Stderr, fmt.Sprintf("publish trust document %d in %s?", p.Set.Number, s)); err != nil {

@@ -121,6 +121,9 @@ func (u *updating) check() error {
 	if u.spread < 0 || contract.Duration(u.spread) > contract.MaxSpread {
 		return outcome.Usage("-spread %s: it must be between 0 and %s", u.spread, time.Duration(contract.MaxSpread))
 	}
+	if d := u.life.Duration; d != nil && *d > 0 && u.spread >= *d {
+		return outcome.Usage("-spread %s: some boxes would begin after the pointer has expired (-expires %s)", u.spread, *d)
+	}
 	if len(u.files) > 0 && u.version != "" {
 		return outcome.Usage("-version is of a vendor's release, -file brings its own")
 	}
@@ -293,7 +296,7 @@ func (u *updating) follow(ctx context.Context, p contract.Pointer) error {
 	for _, r := range n.Rows {
 		switch r.State {
 		case fleet.RolledBack, fleet.RollbackFailed, fleet.Refused:
-			fmt.Fprintf(os.Stderr, "  %s: %s: %s\n", r.Label, r.State, r.Reason)
+			fmt.Fprintf(os.Stderr, "  %s: %s: %s\n", plain(r.Label), r.State, plain(r.Reason))
 		}
 	}
 	if u.haltAfter > 0 && n.Failed >= u.haltAfter {

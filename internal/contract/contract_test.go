@@ -233,11 +233,23 @@ func TestManifestRules(t *testing.T) {
 
 func TestPointerRules(t *testing.T) {
 	for want, change := range map[string]func(*Pointer){
-		"is not below":    func(p *Pointer) { setKey(p, "bootstrap/other/1.0.0/x") },
-		"must be a clean": func(p *Pointer) { setKey(p, "bootstrap/edge/1.0.0/../x") },
-		"is no key":       func(p *Pointer) { setKey(p, "bootstrap/edge/1.0.0/%2e") },
-		"history has 11":  func(p *Pointer) { p.Payload.History = make([]Release, 11) },
-		"spread is over":  func(p *Pointer) { p.Payload.Spread = MaxSpread + 1 },
+		"is not below":                        func(p *Pointer) { setKey(p, "bootstrap/other/1.0.0/x") },
+		"must be a clean":                     func(p *Pointer) { setKey(p, "bootstrap/edge/1.0.0/../x") },
+		"is no key":                           func(p *Pointer) { setKey(p, "bootstrap/edge/1.0.0/%2e") },
+		"history has 11":                      func(p *Pointer) { p.Payload.History = make([]Release, 11) },
+		"spread is over":                      func(p *Pointer) { p.Payload.Spread = MaxSpread + 1 },
+		"it expires at":                       func(p *Pointer) { p.Payload.RefreshedAt, p.Payload.ExpiresAt = at, At(at.Add(-1)) },
+		"was refreshed at":                    func(p *Pointer) { p.Payload.ExpiresAt = at },
+		"only the current release has deltas": func(p *Pointer) { p.Payload.History = []Release{withDeltas(samplePointer()).Payload.Current} },
+		"deltas, the most is 16": func(p *Pointer) {
+			a := p.Payload.Current.Artifacts["linux-amd64"]
+			a.Deltas = make([]Delta, 17)
+			p.Payload.Current.Artifacts = map[Platform]Artifact{"linux-amd64": a}
+		},
+		"the delta from 0.9.0": func(p *Pointer) {
+			*p = withDeltas(*p)
+			p.Payload.Current.Artifacts["linux-amd64"].Deltas[0].Key = "bootstrap/rim/1/x"
+		},
 	} {
 		p := samplePointer()
 		change(&p)

@@ -83,6 +83,9 @@ func (c *Channel) UnmarshalText(b []byte) error {
 	return parse(c, "channel", "a to z first, then up to 31 of a to z, 0 to 9 and -", string(b), nameForm.Match(b))
 }
 
+// Valid reports whether c is the name of a channel.
+func (c Channel) Valid() bool { return nameForm.MatchString(string(c)) }
+
 // UnmarshalText parses a version.
 func (v *Version) UnmarshalText(b []byte) error {
 	return parse(v, "version", "a letter or digit first, then up to 63 of letters, digits and . _ -", string(b),

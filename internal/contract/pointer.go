@@ -51,9 +51,11 @@ func (s Speaks) DecodeEnvelope(data []byte) (Envelope, error) {
 		return e, fmt.Errorf("reading an envelope: it is over %d bytes", MaxEnvelope)
 	}
 	if _, err := strictDecode(data, &e); err != nil {
-		if core, cerr := DecodeCore(data); cerr == nil {
-			if err := s.Check(EnvelopeLadder, core.Envelope); err != nil {
-				return e, err
+		if payload, perr := payloadOf(data); perr == nil {
+			if found, ok := probe(payload, "envelope"); ok {
+				if err := s.Check(EnvelopeLadder, found); err != nil {
+					return e, err
+				}
 			}
 		}
 		return e, fmt.Errorf("reading an envelope: %w", err)
@@ -384,20 +386,29 @@ type Core struct {
 	PromotedAt Time
 }
 
+// payloadOf reads what an envelope carries, whatever else it has.
+func payloadOf(document []byte) ([]byte, error) {
+	if nesting(document) > maxProbeDepth {
+		return nil, fmt.Errorf("the document nests deeper than %d", maxProbeDepth)
+	}
+	var payload []byte
+	member, _ := find(document, "payload")
+	if json.Unmarshal(member, &payload) != nil {
+		return nil, errors.New("the document has no payload in base64")
+	}
+	return payload, nil
+}
+
 // DecodeCore reads the routing core of an envelope, leniently: whatever else the
 // document has, is no affair of it. Nothing in it is proven.
 func DecodeCore(document []byte) (Core, error) {
 	if len(document) > MaxEnvelope {
 		return Core{}, fmt.Errorf("reading a routing core: the document is over %d bytes", MaxEnvelope)
 	}
-	if nesting(document) > maxProbeDepth {
-		return Core{}, fmt.Errorf("reading a routing core: the document nests deeper than %d", maxProbeDepth)
-	}
 	var c Core
-	var payload []byte
-	member, _ := find(document, "payload")
-	if err := json.Unmarshal(member, &payload); err != nil {
-		return c, errors.New("reading a routing core: the document has no payload in base64")
+	payload, err := payloadOf(document)
+	if err != nil {
+		return c, fmt.Errorf("reading a routing core: %w", err)
 	}
 	if nesting(payload) > maxProbeDepth {
 		return c, fmt.Errorf("reading a routing core: the payload nests deeper than %d", maxProbeDepth)

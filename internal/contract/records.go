@@ -338,7 +338,7 @@ type Heartbeat struct {
 
 // A ComponentStatus is one component of a heartbeat, or of `sluice box`.
 type ComponentStatus struct {
-	Channel    Channel       `json:"channel"`
+	Channel    string        `json:"channel"` // "" if the box's configuration can't be read
 	Running    string        `json:"running"` // "" if nothing is applied
 	Target     string        `json:"target"`  // "" if no pointer has been read
 	Pending    string        `json:"pending"` // what is waited for, in words

@@ -94,6 +94,9 @@ const MaxAhead = 7 * 24 * time.Hour
 // but for a clock before the build's own date, which shows nothing at all.
 func Now(clock, built time.Time, signed ...contract.Time) contract.Time {
 	floor := clock
+	if floor.Before(built) {
+		floor = built
+	}
 	for _, t := range signed {
 		if t.After(floor) {
 			floor = t.Time

@@ -48,7 +48,7 @@ type Enroller struct {
 	Status     func(format string, args ...any)
 	Progress   func(done, total int64)
 
-	first int // number of the deployment's trust document
+	first trust.Set // the deployment's trust document
 }
 
 // Run enrolls the box.
@@ -63,7 +63,7 @@ func (e *Enroller) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("the deployment's trust document: %w", err)
 	}
-	e.first = first.Number
+	e.first = first
 	if err := e.owners(); err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (e *Enroller) Run(ctx context.Context) error {
 	if err := e.knock(ctx, s); err != nil {
 		return err
 	}
-	if err := e.component(layout.Pipeline); err != nil {
+	if err := e.component(ctx, s, layout.Pipeline); err != nil {
 		return err
 	}
 	if err := e.pipeline(ctx, s, box); err != nil {
@@ -88,7 +88,7 @@ func (e *Enroller) Run(ctx context.Context) error {
 		if name == layout.Pipeline {
 			continue
 		}
-		if err := e.component(name); err != nil {
+		if err := e.component(ctx, s, name); err != nil {
 			return err
 		}
 		if err := e.folders(name); err != nil {
@@ -197,23 +197,15 @@ func (e *Enroller) folder(p layout.Place, component contract.Component) error {
 
 // component makes root's folders of a component, its trust and its first
 // watermark.
-func (e *Enroller) component(name contract.Component) error {
+func (e *Enroller) component(ctx context.Context, s store.Store, name contract.Component) error {
 	for _, p := range []layout.Place{layout.OptOf, layout.Trust, layout.Sets, layout.StagedMark} {
 		if err := e.folder(p, name); err != nil {
 			return err
 		}
 	}
 	state := record.State{Root: e.Root, Disk: e.Disk, Name: name}
-	if _, err := state.Trust(); err != nil { // none, or damaged: begin with the deployment's
-		if err := e.Disk.RemoveTree(state.Path(layout.Trust)); err != nil {
-			return err
-		}
-		if err := e.folder(layout.Trust, name); err != nil {
-			return err
-		}
-		if err := e.Disk.WriteFile(e.Root.TrustFile(string(name), e.first), e.Deployment.Trust.Encode(), 0o644); err != nil {
-			return err
-		}
+	if err := e.trust(ctx, s, state); err != nil {
+		return err
 	}
 	water, known := e.Deployment.Watermarks[name]
 	if _, had, err := record.Load[contract.Seen](state, layout.Seen); had || err != nil || !known {
@@ -255,7 +247,13 @@ func (e *Enroller) pipeline(ctx context.Context, s store.Store, box config.Box) 
 	if err != nil {
 		return outcome.Defer(outcome.Store, "%w", err)
 	}
-	set, err := e.walk(ctx, s, state)
+	own, err := state.Trust()
+	if err != nil {
+		return err
+	}
+	set, err := e.walk(ctx, s, own, func(next trust.Set, data []byte) error {
+		return e.Disk.WriteFile(e.Root.TrustFile(string(state.Name), next.Number), data, 0o644)
+	})
 	if err != nil {
 		return err
 	}
@@ -287,21 +285,56 @@ func (e *Enroller) pipeline(ctx context.Context, s store.Store, box config.Box) 
 	return nil
 }
 
-// walk follows the trust documents of the store, as stage would.
-func (e *Enroller) walk(ctx context.Context, s store.Store, state record.State) (trust.Set, error) {
-	own, err := state.Trust()
-	if err != nil {
-		return own, err
+// trust gives a component trust, where it has none that can be used: that of the
+// deployment, and from there along the store's chain. A box never goes back: the
+// chain must lead as far as any component of this box has come.
+func (e *Enroller) trust(ctx context.Context, s store.Store, state record.State) error {
+	_, err := state.Trust()
+	if err == nil || contract.IsUpgrade(err) {
+		return err
 	}
-	return own.Walk(func(n int) ([]byte, error) {
+	floor := state.TrustNumber()
+	names, err := record.Components(e.Root)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		floor = max(floor, record.State{Root: e.Root, Name: name}.TrustNumber())
+	}
+	documents := map[int][]byte{e.first.Number: e.Deployment.Trust.Encode()}
+	set, err := e.walk(ctx, s, e.first, func(next trust.Set, data []byte) error {
+		documents[next.Number] = data
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if set.Number < floor {
+		return outcome.Config("this box has accepted trust document %d, and the deployment and %s lead only to %d: ask its operator for a new deployment file", floor, s, set.Number)
+	}
+	if err := e.Disk.RemoveTree(state.Path(layout.Trust)); err != nil {
+		return err
+	}
+	if err := e.folder(layout.Trust, state.Name); err != nil {
+		return err
+	}
+	for _, n := range slices.Sorted(maps.Keys(documents)) {
+		if err := e.Disk.WriteFile(e.Root.TrustFile(string(state.Name), n), documents[n], 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// walk follows the trust documents of the store, as stage would.
+func (e *Enroller) walk(ctx context.Context, s store.Store, from trust.Set, step func(next trust.Set, data []byte) error) (trust.Set, error) {
+	return from.Walk(func(n int) ([]byte, error) {
 		data, err := store.TrustDocument(ctx, s, n)
 		if err != nil && !store.IsNotExist(err) {
 			err = outcome.Defer(outcome.Store, "%w", err)
 		}
 		return data, err
-	}, func(next trust.Set, data []byte) error {
-		return e.Disk.WriteFile(e.Root.TrustFile(string(state.Name), next.Number), data, 0o644)
-	})
+	}, step)
 }
 
 // stage brings the pipeline's bundle to its set, as fetch, verify and stage

@@ -283,10 +283,11 @@ func (f *Fetcher) clean(w *follow, keep contract.Version) error {
 	}
 	own, terr := w.state.Trust()
 	for _, e := range entries {
-		if n, step := layout.StepNumber(e.Name()); step && terr == nil && n <= own.Number {
-			if err := f.Disk.Remove(filepath.Join(w.state.Path(layout.Incoming), e.Name())); err != nil {
+		if n, step := layout.StepNumber(e.Name()); step && terr == nil && (n <= own.Number || w.steps[n] == nil) {
+			if err := f.Disk.RemoveTree(filepath.Join(w.state.Path(layout.Incoming), e.Name())); err != nil {
 				return err
 			}
+			continue
 		}
 		if e.IsDir() && e.Name() != "mark" && e.Name() != string(keep) {
 			if err := f.Disk.RemoveTree(filepath.Join(w.state.Path(layout.Incoming), e.Name())); err != nil {
@@ -388,7 +389,7 @@ func (f *Fetcher) backingOff(w *follow, in decide.In, now time.Time) bool {
 // what the other components run.
 func (f *Fetcher) worldNow(w *follow) string {
 	names, _ := config.Components(f.Root)
-	s := string(record.Sum(w.raw)) + "\n"
+	s := fmt.Sprintf("%s %d\n", record.Sum(w.raw), w.set.Number)
 	for _, name := range names {
 		state := record.State{Root: f.Root, Disk: f.Disk, Name: name}
 		conf, _ := config.LoadComponent(f.Root, name)
@@ -421,6 +422,9 @@ func (f *Fetcher) present(w *follow, in decide.In) bool {
 
 // ask hands the pointer to verify, and raises the marker last.
 func (f *Fetcher) ask(w *follow, now time.Time) error {
+	if err := f.clean(w, w.pending.Version); err != nil { // a step that is not of this chain would end verify's walk
+		return err
+	}
 	for n, data := range w.steps { // verify has no network, and walks the same chain
 		if err := f.Disk.WriteFile(filepath.Join(w.state.Path(layout.Incoming), layout.StepName(n)), data, 0o640); err != nil {
 			return err

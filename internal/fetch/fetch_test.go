@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -145,7 +146,7 @@ func (b *testbox) answers(p contract.Pointer, o outcome.Outcome, reason string, 
 	b.must(b.state.Save(layout.Result, contract.Result{Schema: contract.One, Tuple: p.Tuple(), Outcome: o, Reason: reason, Attempt: attempt, Config: record.Sum(nil), At: contract.At(time.Now())}))
 	if o == outcome.Applied {
 		b.must(b.state.Save(layout.Applied, contract.Applied{Schema: contract.One, Build: contract.Build{Tuple: p.Tuple(), ManifestSHA256: p.Payload.Current.Artifacts[contract.Here()].ManifestSHA256}, At: contract.At(time.Now())}))
-		b.must(b.state.Save(layout.Seen, contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{"stable": {PromotedAt: p.PromotedAt, KeyIDs: []string{}}}}))
+		b.must(b.state.Save(layout.Seen, contract.Seen{Schema: contract.One, Channels: map[contract.Channel]contract.Water{"stable": {PromotedAt: p.PromotedAt, Trust: b.state.TrustNumber(), KeyIDs: []string{}}}}))
 	}
 }
 
@@ -397,5 +398,81 @@ func TestHeartbeatThatFails(t *testing.T) {
 	b.must(b.Once(context.Background()))
 	if b.heart.failed {
 		t.Error("it does not recover")
+	}
+}
+
+// next publishes the trust document after n, with the same key.
+func (b *testbox) next(n int) []byte {
+	b.t.Helper()
+	doc := trust.NewDocument(contract.At(time.Now()), key.Public().(ed25519.PublicKey))
+	doc.Payload.Number = n + 1
+	data := trust.Sign(contract.TrustLadder, doc.Encode(), key).Encode()
+	_, err := store.PutBytes(context.Background(), b.store, contract.TrustKey(n+1), data, store.Condition{})
+	b.must(err)
+	return data
+}
+
+// Trust documents are read anew with each fresh pass, handed on to verify, and what
+// is not of the chain is taken away.
+func TestTrustIsHandedOn(t *testing.T) {
+	b := newBox(t)
+	p := b.promote("1", 0)
+	b.must(b.Once(context.Background()))
+	b.raised()
+	b.answers(p, outcome.Applied, "", 1)
+	b.must(b.Once(context.Background()))
+	b.raised()
+	step := func(n int) string { return filepath.Join(b.state.Path(layout.Incoming), layout.StepName(n)) }
+	b.must(os.WriteFile(step(3), []byte("garbage"), 0o640))
+	b.must(os.Mkdir(step(4), 0o755))
+	b.must(os.WriteFile(filepath.Join(step(4), "x"), nil, 0o640))
+	two := b.next(1)
+	b.must(b.Once(context.Background()))
+	if !b.raised() {
+		t.Error("root was not asked to move its trust")
+	}
+	if data, err := os.ReadFile(step(2)); err != nil || !bytes.Equal(data, two) {
+		t.Errorf("%v", err)
+	}
+	for _, n := range []int{3, 4} {
+		if _, err := os.Lstat(step(n)); err == nil {
+			t.Errorf("%s is left", step(n))
+		}
+	}
+	b.must(os.WriteFile(b.state.Root.TrustFile("edge", 2), two, 0o644)) // root has it
+	b.answers(p, outcome.Applied, "", 1)
+	b.must(b.Once(context.Background()))
+	if _, err := os.Lstat(step(2)); err == nil {
+		t.Error("what root has is left")
+	}
+}
+
+// What root gets is fresh: nothing of an earlier run, whatever it is.
+func TestPointerForRoot(t *testing.T) {
+	b := newBox(t)
+	b.promote("1", 0)
+	two := b.next(1)
+	folder := t.TempDir()
+	for _, name := range []string{"pointer.json", layout.StepName(2), layout.StepName(5)} {
+		b.must(os.Mkdir(filepath.Join(folder, name), 0o755))
+		b.must(os.WriteFile(filepath.Join(folder, name, "x"), nil, 0o644))
+	}
+	b.must(Pointer(context.Background(), b.state.Root, b.store, "edge", folder, nil))
+	if data, err := os.ReadFile(filepath.Join(folder, layout.StepName(2))); err != nil || !bytes.Equal(data, two) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(folder, layout.StepName(5))); err == nil {
+		t.Error("a step of an earlier run is left")
+	}
+	// One that does not count is the last that is got.
+	_, err := store.PutBytes(context.Background(), b.store, contract.TrustKey(3), two, store.Condition{})
+	b.must(err)
+	b.next(3)
+	b.must(Pointer(context.Background(), b.state.Root, b.store, "edge", folder, nil))
+	if _, err := os.Lstat(filepath.Join(folder, layout.StepName(3))); err != nil {
+		t.Error("root does not see what is wrong")
+	}
+	if _, err := os.Lstat(filepath.Join(folder, layout.StepName(4))); err == nil {
+		t.Error("a store can go on without an end")
 	}
 }

@@ -100,7 +100,7 @@ func because(err error) string {
 func ComponentStatus(state record.State) contract.ComponentStatus {
 	s := contract.ComponentStatus{Held: config.Held(state.Root)}
 	if conf, err := config.LoadComponent(state.Root, state.Name); err == nil {
-		s.Channel = conf.Channel
+		s.Channel = string(conf.Channel)
 	}
 	if a := record.Optional[contract.Applied](state, layout.Applied); a != nil {
 		s.Running = string(a.Version)

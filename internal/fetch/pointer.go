@@ -22,12 +22,12 @@ import (
 // It is a program run of its own, under a user id of its own, so that a
 // captured fetch or verify can't choose what root sees.
 func Pointer(ctx context.Context, root layout.Root, s store.Store, name contract.Component, folder string, out io.Writer) error {
-	disk := &durable.Disk{}
+	disk := &durable.Disk{Replace: true}
 	answer := ""
 	if folder != "" {
 		answer = filepath.Join(folder, filepath.Base(string(layout.PointerAnswer)))
 		// First, so that an answer of an earlier run is never taken for this one's.
-		if err := disk.Remove(answer); err != nil {
+		if err := disk.RemoveTree(answer); err != nil {
 			return err
 		}
 	}
@@ -64,7 +64,7 @@ func trustDocuments(ctx context.Context, disk *durable.Disk, s store.Store, stat
 	}
 	for _, e := range entries { // what an earlier run got may have been wrong, or is behind us
 		if _, step := layout.StepNumber(e.Name()); step {
-			if err := disk.Remove(filepath.Join(folder, e.Name())); err != nil {
+			if err := disk.RemoveTree(filepath.Join(folder, e.Name())); err != nil {
 				return err
 			}
 		}

@@ -45,12 +45,16 @@ func heartbeats(ctx context.Context, s store.Store) ([]beat, error) {
 
 // readable says which boxes of a channel can't read a pointer, or the manifests
 // that it leads to.
-func (o *Operator) readable(ctx context.Context, p contract.Pointer, manifest contract.Step) error {
+// Who can't read the pointer that is there already, is not stranded by this one.
+func (o *Operator) readable(ctx context.Context, old, p contract.Pointer, manifest contract.Step) error {
 	step, member := p.Needs()
 	if o.Strand {
 		return nil
 	}
-	return stranded(ctx, o.Store, o.Tell, func(b beat) bool { return b.Components[p.Component].Channel == p.Channel },
+	if had, _ := old.Needs(); !old.PromotedAt.IsZero() && had.Max(step) == had {
+		step = contract.One
+	}
+	return stranded(ctx, o.Store, o.Tell, func(b beat) bool { return b.Components[p.Component].Channel == string(p.Channel) },
 		needed{contract.PointerLadder, step, member}, needed{contract.ManifestLadder, manifest, "its bundle"})
 }
 

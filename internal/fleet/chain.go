@@ -29,6 +29,9 @@ func Walk(ctx context.Context, s store.Store) (Chain, error) {
 	get := func(n int) ([]byte, error) { return store.TrustDocument(ctx, s, n) }
 	data, err := get(1)
 	if store.IsNotExist(err) {
+		if err := gap(ctx, s, 0); err != nil {
+			return c, err
+		}
 		return c, &outcome.ConfigError{Err: fmt.Errorf("%s is %w", s, ErrNoDeployment)}
 	}
 	if err != nil {

@@ -179,10 +179,14 @@ func (d Draft) SignedBy() map[string]string {
 }
 
 // Sign adds a signature to the draft.
-func (d *Draft) Sign(key ed25519.PrivateKey) {
+func (d *Draft) Sign(key ed25519.PrivateKey) error {
 	signed := trust.Sign(contract.TrustLadder, d.Envelope.Payload, key).Signatures[0]
 	d.Envelope.Signatures = slices.DeleteFunc(slices.Clone(d.Envelope.Signatures), func(s contract.Signature) bool { return s.KeyID == signed.KeyID })
 	d.Envelope.Signatures = append(d.Envelope.Signatures, signed)
+	if len(d.Envelope.Signatures) > contract.MaxSignatures {
+		return outcome.Config("the file has %d signatures already, no more are looked at: begin another file", contract.MaxSignatures)
+	}
+	return nil
 }
 
 // Describe says in words what a trust document says.

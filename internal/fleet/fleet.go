@@ -92,6 +92,9 @@ func NewOperator(ctx context.Context, s store.Store, keys ...ed25519.PrivateKey)
 	if err != nil {
 		return nil, err
 	}
+	if len(keys) > contract.MaxSignatures {
+		return nil, outcome.Usage("%d keys: boxes look at %d signatures", len(keys), contract.MaxSignatures)
+	}
 	if err := set.Suffices(contract.PointerLadder, publics(keys)...); err != nil {
 		return nil, outcome.Config("boxes would not accept a promote of yours: %w", err)
 	}
@@ -174,16 +177,20 @@ func (o *Operator) swap(ctx context.Context, c contract.Component, ch contract.C
 		if err != nil {
 			return contract.Pointer{}, err
 		}
+		// Strictly newer than the promote that is there, also when this clock went
+		// backwards: the replay guard reads this and nothing else.
 		next, now := old, o.Now()
+		if earliest := old.PromotedAt.Add(time.Nanosecond); now.Before(earliest) {
+			now = earliest
+		}
+		if now.UTC().Year() > lastYear {
+			return contract.Pointer{}, fmt.Errorf("%s on %s was promoted in the year %d: no promote can be newer; whoever signed that, a new trust document takes out (sluice trust), and -replace begins anew", c, ch, old.PromotedAt.Year())
+		}
 		action, err := change(&next, now)
 		if err != nil {
 			return contract.Pointer{}, err
 		}
 		if action != "" {
-			// Strictly newer, also when this clock went backwards: the replay guard reads this and nothing else.
-			if earliest := old.PromotedAt.Add(time.Nanosecond); now.Before(earliest) {
-				now = earliest
-			}
 			next.PromotedAt = contract.At(now)
 			entry := contract.Audit{Action: action, From: string(old.Payload.Current.Version), To: string(next.Payload.Current.Version), Actor: o.Actor, At: next.PromotedAt, Op: op}
 			next.Payload.Audit = append([]contract.Audit{entry}, next.Payload.Audit...)
@@ -192,7 +199,10 @@ func (o *Operator) swap(ctx context.Context, c contract.Component, ch contract.C
 		if err != nil {
 			return contract.Pointer{}, err
 		}
-		if err := o.readable(ctx, next, manifest); err != nil {
+		if err := o.trustNow(ctx); err != nil {
+			return contract.Pointer{}, err
+		}
+		if err := o.readable(ctx, old, next, manifest); err != nil {
 			return contract.Pointer{}, err
 		}
 		if _, err = store.PutBytes(ctx, o.Store, contract.PointerKey(c, ch, contract.WrittenMajor), data, store.Condition{IfMatch: etag, IfNone: etag == ""}); err != nil {
@@ -204,7 +214,10 @@ func (o *Operator) swap(ctx context.Context, c contract.Component, ch contract.C
 				continue
 			}
 		}
-		return next, Ring(ctx, o.Store, now)
+		if err := Ring(ctx, o.Store, now); err != nil {
+			return next, fmt.Errorf("%s on %s is %s, as it was to be; only the bell could not be rung, and boxes hear of it within the hour: %w", c, ch, next.Payload.Current.Version, err)
+		}
+		return next, nil
 	}
 	return contract.Pointer{}, fmt.Errorf("writing the pointer of %s on %s: somebody else wrote it %d times in a row: try again", c, ch, swapTries)
 }
@@ -217,7 +230,7 @@ func (o *Operator) readBack(ctx context.Context, old, next contract.Pointer, eta
 	what := fmt.Sprintf("%s on %s", old.Component, old.Channel)
 	found, tag, err := o.Pointer(ctx, old.Component, old.Channel)
 	if err != nil {
-		return p, false, fmt.Errorf("%w; reading back: %w: whether %s was written can't be told. Try again: a release that is current already is no second entry of the history", lost, err, what)
+		return p, false, fmt.Errorf("%w; reading back: %w: whether %s was written can't be told. A promote can be tried again as it is: what is current already is no second entry of the history. Before a rollback look at `sluice status`: a second one goes one further back", lost, err, what)
 	}
 	mine := slices.IndexFunc(found.Payload.Audit, func(a contract.Audit) bool { return a.Op == op })
 	switch {
@@ -260,6 +273,25 @@ func (o *Operator) fit(p *contract.Pointer) ([]byte, error) {
 			return nil, fmt.Errorf("the pointer of %s would have %d bytes, the most is %d: a release with fewer platforms fits", p.Component, len(data), contract.MaxPointer)
 		}
 	}
+}
+
+// lastYear is the last that a time can be written of.
+const lastYear = 9998
+
+// trustNow reads the trust anew, if it has moved since this began.
+func (o *Operator) trustNow(ctx context.Context) error {
+	if _, err := store.TrustDocument(ctx, o.Store, o.Trust.Number+1); store.IsNotExist(err) {
+		return nil
+	}
+	set, err := Trust(ctx, o.Store)
+	if err == nil {
+		err = set.Suffices(contract.PointerLadder, publics(o.Keys)...)
+	}
+	if err != nil {
+		return outcome.Config("the trust has moved meanwhile, and boxes would not accept a promote of yours: %w", err)
+	}
+	o.Trust = set
+	return nil
 }
 
 // A Promotion is what a promote makes current.
@@ -359,8 +391,9 @@ func (o *Operator) Expiring(ctx context.Context) ([]Target, error) {
 	return out, errors.Join(errs...)
 }
 
-// renew begins a new life of a pointer; of the same length, if none is given.
-// Time never runs backwards in it, whatever this clock says.
+// renew begins a new life of a pointer; of the same length, if none is given, and
+// then it never ends earlier than it would have. With a length it begins now: that
+// puts right what a clock that was ahead has written.
 func renew(p *contract.PointerPayload, life *time.Duration, now time.Time) {
 	length := p.Life()
 	if life != nil {
@@ -370,7 +403,7 @@ func renew(p *contract.PointerPayload, life *time.Duration, now time.Time) {
 		p.ExpiresAt, p.RefreshedAt = contract.Time{}, contract.Time{}
 		return
 	}
-	if now.Before(p.RefreshedAt.Time) {
+	if life == nil && now.Before(p.RefreshedAt.Time) {
 		now = p.RefreshedAt.Time
 	}
 	p.RefreshedAt, p.ExpiresAt = contract.At(now), contract.At(now.Add(length))

@@ -6,6 +6,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"io"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -244,7 +245,7 @@ func TestRefresh(t *testing.T) {
 	}
 	fourteen, never := 14*day, time.Duration(0)
 	first, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("2"), Life: &fourteen})
-	if err != nil || !first.Payload.ExpiresAt.Equal(clock.Add(fourteen)) {
+	if err != nil || !first.Payload.ExpiresAt.Equal(first.PromotedAt.Add(fourteen)) {
 		t.Fatalf("%s, %v", first.Payload.ExpiresAt, err)
 	}
 	clock = clock.Add(10 * day)
@@ -256,6 +257,15 @@ func TestRefresh(t *testing.T) {
 	same.Payload.ExpiresAt, same.Payload.RefreshedAt = first.Payload.ExpiresAt, first.Payload.RefreshedAt
 	if !bytes.Equal(same.Encode(), first.Encode()) {
 		t.Errorf("a refresh changed more:\n%s\n%s", first.Encode(), second.Encode())
+	}
+	// A clock that was far ahead is put right by saying how long.
+	clock = clock.Add(2000 * day)
+	if _, err := o.Refresh(ctx, "edge", "stable", nil); err != nil {
+		t.Fatal(err)
+	}
+	clock = clock.Add(-2000 * day)
+	if p, err := o.Refresh(ctx, "edge", "stable", &fourteen); err != nil || !p.Payload.ExpiresAt.Equal(clock.Add(fourteen)) {
+		t.Errorf("%s, %v", p.Payload.ExpiresAt, err)
 	}
 	// With a clock that went back it never expires earlier.
 	clock = clock.Add(-5 * day)
@@ -289,11 +299,55 @@ func TestRefresh(t *testing.T) {
 	}
 }
 
+// A promote whose clock is behind the one before does not expire before it begins.
+func TestLifeBeginsWithThePromote(t *testing.T) {
+	o := open(t, nil)
+	clock := time.Now().Add(6 * 24 * time.Hour)
+	o.Now = func() time.Time { return clock }
+	if _, err := o.Promote(context.Background(), "edge", "stable", Promotion{Release: release("1")}); err != nil {
+		t.Fatal(err)
+	}
+	clock = time.Now()
+	life := 3 * 24 * time.Hour
+	if p, err := o.Promote(context.Background(), "edge", "stable", Promotion{Release: release("2"), Life: &life}); err != nil || p.Payload.ExpiresAt.Sub(p.PromotedAt.Time) != life {
+		t.Errorf("promoted at %s, expires at %s, %v", p.PromotedAt, p.Payload.ExpiresAt, err)
+	}
+}
+
+// A promote that began before the trust moved is signed by who counts now, or not
+// written.
+func TestTrustMovesBeforeAPromoteIsWritten(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	path := filepath.Join(t.TempDir(), "trust.json")
+	edited(t, o.Store, path, AddKey(public(seeded(3)), Families), Threshold([]contract.Ladder{contract.PointerLadder}, 2))
+	if _, err := publish(o.Store, signed(t, path, key)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1")}); outcome.Exit(err) != outcome.ExitConfig || !strings.Contains(err.Error(), "the trust has moved") {
+		t.Errorf("%v", err)
+	}
+	o.Keys = append(o.Keys, seeded(3))
+	if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1")}); err != nil || o.Trust.Number != 2 {
+		t.Errorf("document %d, %v", o.Trust.Number, err)
+	}
+}
+
+// A bell that can't be rung is said to be that.
+func TestBellThatCannotBeRung(t *testing.T) {
+	o := open(t, nil)
+	o.Store = &cutting{o.Store, 2, false}
+	p, err := o.Promote(context.Background(), "edge", "stable", Promotion{Release: release("1")})
+	if err == nil || !strings.Contains(err.Error(), "as it was to be") || history(p) != "1" {
+		t.Errorf("%q, %v", history(p), err)
+	}
+}
+
 // beats publishes what a box of an older build would.
 func beats(t *testing.T, s store.Store, label contract.Label, ch contract.Channel, speaks contract.Speaks) {
 	t.Helper()
 	b := contract.Heartbeat{Schema: contract.One, Label: label, Platform: "linux-amd64", At: contract.At(time.Now()), Speaks: speaks,
-		Components: map[contract.Component]contract.ComponentStatus{"edge": {Channel: ch, Running: "1"}}}
+		Components: map[contract.Component]contract.ComponentStatus{"edge": {Channel: string(ch), Running: "1"}}}
 	if _, err := store.PutBytes(context.Background(), s, contract.StatusKey(label), b.Encode(), store.Condition{}); err != nil {
 		t.Fatal(err)
 	}
@@ -330,6 +384,11 @@ func TestCeilings(t *testing.T) {
 	o.Strand = true
 	if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("2"), Life: &life}); err != nil {
 		t.Errorf("-strand: %v", err)
+	}
+	// Who can't read the pointer that is there is not stranded by its refresh.
+	o.Strand = false
+	if _, err := o.Refresh(ctx, "edge", "stable", nil); err != nil {
+		t.Errorf("a refresh: %v", err)
 	}
 	rows, err := Status(ctx, o.Store, o.Trust, time.Now())
 	if err != nil {
@@ -478,6 +537,9 @@ func TestStates(t *testing.T) {
 		"silent":          {contract.ComponentStatus{Running: "2"}, p, time.Hour, Silent, true},
 		"no pointer":      {contract.ComponentStatus{}, nil, 0, Waiting, false},
 	} {
+		if c.status.Channel == "" {
+			c.status.Channel = "stable"
+		}
 		got, reason := state(c.status, c.p, c.age, now)
 		if got != c.want || (Row{State: got, Reason: reason}).StandsOut() != c.wants {
 			t.Errorf("%s: %s (%s)", name, got, reason)

@@ -27,7 +27,7 @@ func Schedule(ctx context.Context, s store.Store, t Target, spread time.Duration
 	}
 	slots := []Slot{}
 	for _, b := range beats {
-		if c, follows := b.Components[t.Component]; b.err == nil && follows && c.Channel == t.Channel {
+		if c, follows := b.Components[t.Component]; b.err == nil && follows && c.Channel == string(t.Channel) {
 			slots = append(slots, Slot{b.Label, contract.At(at.Add(decide.Offset(spread, b.Label, t.Component, contract.At(at))))})
 		}
 	}

@@ -32,6 +32,7 @@ type Publication struct {
 type Anew struct {
 	Key     string
 	Pointer contract.Pointer // zero but for its core, if this build can't read it
+	payload []byte           // what was looked at, and nothing else, is signed
 }
 
 // signAhead is how far in the future a pointer that is signed anew may be: clocks of
@@ -41,6 +42,9 @@ const signAhead = 5 * time.Minute
 // Prepare checks a draft against what the store has, and looks at all its
 // pointers. Nothing is changed. keys sign pointers.
 func Prepare(ctx context.Context, s store.Store, d Draft, keys []ed25519.PrivateKey, now time.Time, strand bool) (*Publication, error) {
+	if n := d.Document.Payload.Number; n < 2 {
+		return nil, outcome.Config("trust document %d is made by `sluice init`: publish the next", n)
+	}
 	chain, err := Walk(ctx, s)
 	if err != nil {
 		return nil, err
@@ -70,19 +74,25 @@ func Prepare(ctx context.Context, s store.Store, d Draft, keys []ed25519.Private
 			return nil, err
 		}
 	}
-	listed, err := s.List(ctx, contract.PointersPrefix)
+	return p, p.survey(ctx, now)
+}
+
+// survey looks at all pointers of the store.
+func (p *Publication) survey(ctx context.Context, now time.Time) error {
+	listed, err := p.store.List(ctx, contract.PointersPrefix)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	p.Anew, p.Skipped = nil, nil
 	for _, key := range listed {
 		if _, _, _, ok := contract.ParsePointerKey(key); !ok {
 			continue
 		}
 		if err := p.look(ctx, key, now); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return p, nil
+	return nil
 }
 
 // look decides what becomes of one pointer.
@@ -90,6 +100,13 @@ func (p *Publication) look(ctx context.Context, key string, now time.Time) error
 	e, _, err := p.read(ctx, key)
 	if contract.IsUpgrade(err) {
 		p.Skipped = append(p.Skipped, fmt.Sprintf("%s: needs a newer sluice: %s", key, err))
+		return nil
+	}
+	if store.IsNotExist(err) { // since it was listed
+		return nil
+	}
+	if errors.Is(err, store.ErrTooLarge) {
+		p.Skipped = append(p.Skipped, fmt.Sprintf("%s: %s", key, err))
 		return nil
 	}
 	if err != nil {
@@ -115,7 +132,7 @@ func (p *Publication) look(ctx context.Context, key string, now time.Time) error
 	if full, err := contract.Spoken.DecodePointer(e.Payload); err == nil {
 		shown = full
 	}
-	p.Anew = append(p.Anew, Anew{key, shown})
+	p.Anew = append(p.Anew, Anew{key, shown, e.Payload})
 	return nil
 }
 
@@ -143,23 +160,36 @@ func (p *Publication) Publish(ctx context.Context, now time.Time) error {
 			}
 		}
 	}
-	for _, r := range p.Anew {
-		if err := p.resign(ctx, r.Key); err != nil {
-			return fmt.Errorf("trust document %d is published, and not yet all pointers; publish it again: %w", p.Set.Number, err)
-		}
+	var errs []error
+	for _, r := range p.Anew { // one that can't be keeps no other from it
+		errs = append(errs, p.resign(ctx, r))
+	}
+	// A promote that came between was signed by keys that count no more.
+	after := *p
+	if err := after.survey(ctx, now); err != nil {
+		errs = append(errs, err)
+	} else if len(after.Anew) > 0 && errors.Join(errs...) == nil {
+		errs = append(errs, fmt.Errorf("%q was promoted meanwhile", after.Anew[0].Key))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return errors.Join(fmt.Errorf("trust document %d is published, and not all pointers are signed anew: publish it again, and look at the list: %w", p.Set.Number, err), Ring(ctx, p.store, now))
 	}
 	return Ring(ctx, p.store, now)
 }
 
-func (p *Publication) resign(ctx context.Context, key string) error {
+// resign signs one pointer anew: exactly what was looked at.
+func (p *Publication) resign(ctx context.Context, r Anew) error {
 	var lost error
 	for range swapTries {
-		e, etag, err := p.read(ctx, key)
+		e, etag, err := p.read(ctx, r.Key)
 		if err != nil {
 			return errors.Join(lost, err)
 		}
 		if p.Set.Vouches(contract.PointerLadder, e) == nil { // already, by whomever
 			return nil
+		}
+		if !bytes.Equal(e.Payload, r.payload) {
+			return fmt.Errorf("%q is another pointer by now than the one that was looked at", r.Key)
 		}
 		if err := p.before.Vouches(contract.PointerLadder, e); err != nil {
 			return err
@@ -168,9 +198,9 @@ func (p *Publication) resign(ctx context.Context, key string) error {
 		if err := p.Set.Vouches(contract.PointerLadder, signed); err != nil {
 			return err
 		}
-		if _, lost = store.PutBytes(ctx, p.store, key, signed.Encode(), store.Condition{IfMatch: etag}); lost == nil {
+		if _, lost = store.PutBytes(ctx, p.store, r.Key, signed.Encode(), store.Condition{IfMatch: etag}); lost == nil {
 			return nil
 		}
 	}
-	return fmt.Errorf("signing %q anew: %w", key, lost)
+	return fmt.Errorf("signing %q anew: %w", r.Key, lost)
 }

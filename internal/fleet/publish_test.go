@@ -49,7 +49,9 @@ func signed(t *testing.T, path string, keys ...ed25519.PrivateKey) Draft {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.Sign(k)
+		if err := d.Sign(k); err != nil {
+			t.Fatal(err)
+		}
 		if err := d.Save(path); err != nil {
 			t.Fatal(err)
 		}
@@ -67,6 +69,80 @@ func publish(s store.Store, d Draft, keys ...ed25519.PrivateKey) (*Publication, 
 		return p, err
 	}
 	return p, p.Publish(context.Background(), time.Now())
+}
+
+// Only what was looked at is signed anew: not what a thief has promoted while the
+// operator thought about it, nor what he writes at the same instant.
+func TestPublishSignsWhatWasLookedAt(t *testing.T) {
+	ctx := context.Background()
+	for name, when := range map[string]string{"before it is read again": "before", "between reading and writing": "within"} {
+		l := &lossy{}
+		o := open(t, func(s store.Store) store.Store { l.Store = s; return l })
+		if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1")}); err != nil {
+			t.Fatal(err)
+		}
+		path, alice := filepath.Join(t.TempDir(), "trust.json"), seeded(3)
+		edited(t, o.Store, path, AddKey(public(alice), Families), RemoveKey(trust.KeyID(public(key)), Families))
+		d := signed(t, path, key, alice)
+		p, err := Prepare(ctx, o.Store, d, []ed25519.PrivateKey{alice}, time.Now(), false)
+		if err != nil || len(p.Anew) != 1 {
+			t.Fatalf("%d anew, %q, %v", len(p.Anew), p.Skipped, err)
+		}
+		evil := func() {
+			t.Helper()
+			p, _, err := o.Pointer(ctx, "edge", "stable")
+			if err == nil {
+				p.Payload.Current, p.PromotedAt = release("evil"), contract.At(p.PromotedAt.Add(1))
+				_, err = store.PutBytes(ctx, l.Store, contract.PointerKey("edge", "stable", 1), trust.Sign(contract.PointerLadder, p.Encode(), key).Encode(), store.Condition{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if when == "before" {
+			evil()
+		} else {
+			l.next = func(put func() (string, error)) (string, error) { evil(); return put() }
+		}
+		if err := p.Publish(ctx, time.Now()); err == nil || !strings.Contains(err.Error(), "look at the list") {
+			t.Errorf("%s: %v", name, err)
+		}
+		obj, err := o.Store.Get(ctx, contract.PointerKey("edge", "stable", 1), contract.MaxEnvelope, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Set.Pointer(obj.Data, "edge", "stable"); err == nil {
+			t.Errorf("%s: what nobody looked at is signed", name)
+		}
+	}
+}
+
+// A trust document is never written over another operator's.
+func TestPublishRacesAnother(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	path := filepath.Join(t.TempDir(), "trust.json")
+	edited(t, o.Store, path, AddKey(public(seeded(3)), Families))
+	p, err := Prepare(ctx, o.Store, signed(t, path, key), nil, time.Now(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := NewDraft(o.Trust)
+	if err := other.Edit(time.Now(), AddKey(public(seeded(4)), Families)); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Sign(key); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := publish(o.Store, other); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Publish(ctx, time.Now()); !errors.Is(err, store.ErrConflict) {
+		t.Errorf("%v", err)
+	}
+	if set, err := Trust(ctx, o.Store); err != nil || set.Names(contract.PointerLadder, public(seeded(4))) != nil {
+		t.Errorf("the other's document is gone: %v", err)
+	}
 }
 
 // A document is made as a file, signed in several places, and counts once
@@ -106,7 +182,7 @@ func TestATrustDocumentIsMade(t *testing.T) {
 	wants(err, "give the keys that sign it anew with -key")
 	p, err := publish(o.Store, signed(t, path, key), alice, bob)
 	if err != nil || len(p.Anew) != 1 || len(p.Skipped) != 0 {
-		t.Fatalf("%+v, %v", p, err)
+		t.Fatalf("%d anew, %q, %v", len(p.Anew), p.Skipped, err)
 	}
 	set, err := Trust(ctx, o.Store)
 	if err != nil || set.Number != 2 {
@@ -134,7 +210,7 @@ func TestATrustDocumentIsMade(t *testing.T) {
 	}
 	// Again: nothing more to do; and a file that is behind is not gone on with.
 	if p, err := publish(o.Store, signed(t, path)); err != nil || len(p.Anew) != 0 {
-		t.Errorf("again: %+v, %v", p, err)
+		t.Errorf("again: %v", err)
 	}
 	if _, err := Open(ctx, o.Store, path); outcome.Exit(err) != outcome.ExitConfig {
 		t.Errorf("a file that is behind: %v", err)
@@ -144,7 +220,9 @@ func TestATrustDocumentIsMade(t *testing.T) {
 	if err := other.Edit(time.Now(), AddKey(public(alice), Families)); err != nil {
 		t.Fatal(err)
 	}
-	other.Sign(key)
+	if err := other.Sign(key); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := publish(o.Store, other, alice); err == nil || !strings.Contains(err.Error(), "says something else") {
 		t.Error(err)
 	}
@@ -289,12 +367,16 @@ func TestPublishLeavesWhatNobodyVouchesFor(t *testing.T) {
 	}
 	p.PromotedAt = contract.At(time.Now().AddDate(70, 0, 0)) // the stolen key: nothing is ever newer
 	put("edge", trust.Sign(contract.PointerLadder, p.Encode(), key))
+	p.PromotedAt = contract.At(time.Now())
 	put("rim", trust.Sign(contract.PointerLadder, p.Encode(), seeded(8)))
+	if _, err := store.PutBytes(ctx, o.Store, contract.PointerKey("huge", "stable", 1), make([]byte, contract.MaxEnvelope+1), store.Condition{}); err != nil {
+		t.Fatal(err)
+	}
 	path := filepath.Join(t.TempDir(), "trust.json")
 	edited(t, o.Store, path, AddKey(public(alice), Families), RemoveKey(trust.KeyID(public(key)), Families))
 	done, err := publish(o.Store, signed(t, path, key, alice), alice)
-	if err != nil || len(done.Anew) != 1 || done.Anew[0].Pointer.Component != "hub" || len(done.Skipped) != 2 {
-		t.Fatalf("%+v, %v", done, err)
+	if err != nil || len(done.Anew) != 1 || done.Anew[0].Pointer.Component != "hub" || len(done.Skipped) != 3 {
+		t.Fatalf("%d anew, %q, %v", len(done.Anew), done.Skipped, err)
 	}
 	after, err := NewOperator(ctx, o.Store, alice)
 	if err != nil {
@@ -336,6 +418,13 @@ func TestAMissingLink(t *testing.T) {
 		}
 	}
 	if _, err := Init(ctx, o.Store, last, "", nil, time.Now()); err == nil || !strings.Contains(err.Error(), "trust document 3 is missing") {
+		t.Error(err)
+	}
+	// Nor is a chain begun anew whose first link is gone.
+	if err := os.Remove(filepath.Join(dir, contract.TrustKey(1))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Init(ctx, o.Store, last, "", nil, time.Now()); err == nil || !strings.Contains(err.Error(), "trust document 1 is missing") {
 		t.Error(err)
 	}
 }

@@ -77,9 +77,9 @@ func Status(ctx context.Context, s store.Store, set trust.Set, now time.Time) ([
 			continue
 		}
 		for name, c := range b.Components {
-			at := Target{name, c.Channel}
-			if _, known := pointers[at]; !known {
-				pointers[at] = readPointer(ctx, s, set, name, c.Channel)
+			at := Target{name, contract.Channel(c.Channel)}
+			if _, known := pointers[at]; !known && at.Channel.Valid() {
+				pointers[at] = readPointer(ctx, s, set, name, at.Channel)
 			}
 			r := row(b.Heartbeat, name, c, pointers[at].pointer, now)
 			if err := pointers[at].err; err != nil {
@@ -191,6 +191,11 @@ func row(beat contract.Heartbeat, name contract.Component, c contract.ComponentS
 		r.Outcome = string(c.Result.Outcome)
 	}
 	r.State, r.Reason = state(c, p, now.Sub(beat.At.Time), now)
+	if p != nil && (r.State == Waiting || r.State == Behind) {
+		if _, there := p.Payload.Current.Artifacts[beat.Platform]; !there {
+			r.State, r.Reason = Behind, fmt.Sprintf("%s: %s has nothing for platform %s", outcome.NoArtifact, p.Payload.Current.Version, beat.Platform)
+		}
+	}
 	if p != nil && r.State != Silent {
 		if beat.Speaks.Check(contract.PointerLadder, p.Payload.Schema) != nil {
 			r.State, r.Reason = Unreadable, fmt.Sprintf("%s: needs a newer sluice: the box reads pointer %v, and this is %s: update component sluice there", outcome.UpgradeNeeded, beat.Speaks[contract.PointerLadder], p.Payload.Schema)
@@ -244,6 +249,8 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 		return RolledBack, c.Result.Reason
 	case ofTarget && c.Result.Outcome == outcome.Refused:
 		return Refused, c.Result.Reason
+	case !contract.Channel(c.Channel).Valid():
+		return Behind, because(string(outcome.Configuration), c)
 	case p == nil:
 		return Waiting, CodeNoPointer + ": nothing is promoted on this channel"
 	case c.Running == string(p.Payload.Current.Version):
@@ -263,6 +270,9 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 // because is why a box has not begun: what it says itself, or what its verify says.
 func because(otherwise string, c contract.ComponentStatus) string {
 	if f := c.Front; f != nil && f.Verdict != "good" && c.Pending != "" && (c.Result == nil || f.PromotedAt.After(c.Result.PromotedAt.Time)) {
+		if (Row{Reason: f.Reason}).known() {
+			return f.Reason
+		}
 		return CodeVerify + ": " + f.Reason
 	}
 	if c.Pending == "" {

@@ -253,14 +253,11 @@ func (s State) Open() bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// Trust returns the trust in force: the newest document that root has
-// accepted.
-func (s State) Trust() (trust.Set, error) {
+// TrustNumber is the number of the newest document that root has accepted, whether
+// it can be read or not; 0 if there is none.
+func (s State) TrustNumber() int {
 	newest := 0
-	entries, err := os.ReadDir(s.Path(layout.Trust))
-	if err != nil {
-		return trust.Set{}, outcome.Config("this box trusts nobody for component %q yet: enroll it: %w", s.Name, err)
-	}
+	entries, _ := os.ReadDir(s.Path(layout.Trust))
 	for _, e := range entries {
 		if stem, ok := strings.CutSuffix(e.Name(), ".json"); ok {
 			if n, err := strconv.Atoi(stem); err == nil {
@@ -268,6 +265,13 @@ func (s State) Trust() (trust.Set, error) {
 			}
 		}
 	}
+	return newest
+}
+
+// Trust returns the trust in force: the newest document that root has
+// accepted.
+func (s State) Trust() (trust.Set, error) {
+	newest := s.TrustNumber()
 	if newest == 0 {
 		return trust.Set{}, outcome.Config("this box trusts nobody for component %q yet: enroll it", s.Name)
 	}
@@ -276,6 +280,9 @@ func (s State) Trust() (trust.Set, error) {
 		return trust.Set{}, err
 	}
 	set, err := trust.Accepted(data)
+	if contract.IsUpgrade(err) {
+		return set, fmt.Errorf("trust document %d of component %q: %w", newest, s.Name, err)
+	}
 	if err != nil {
 		return set, outcome.Config("trust document %d of component %q is damaged on this box: enroll it again: %w", newest, s.Name, err)
 	}

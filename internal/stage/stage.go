@@ -120,6 +120,10 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 	if p.PromotedAt.Before(decide.Watermark(&seen, p.Channel).Time) {
 		return false, outcome.Refuse(outcome.Replay, "the promote of %s is older than what root has verified on channel %s", p.PromotedAt, p.Channel)
 	}
+	// Of what has expired too: nothing older is taken in its place.
+	if err := s.see(p, seen); err != nil {
+		return false, err
+	}
 	last, had, err := record.LoadOrQuarantine[contract.Result](s.State, layout.Result, s.report)
 	if err != nil {
 		return false, err
@@ -133,19 +137,13 @@ func (s *Stager) locked(ctx context.Context) (bool, error) {
 	}
 	if had && last.Tuple.Equal(p.Tuple()) && (done || last.Terminal(s.conf.Digest)) {
 		s.Log.Info("has ended here already", "component", s.State.Name, "version", last.Version, "outcome", last.Outcome)
-		return false, s.see(p, seen)
+		return false, nil
 	}
 	// Only now: how a promote has ended is not forgotten because its pointer expires.
-	now := decide.Now(s.Now(), s.Built, append(set.Times(seen), p.PromotedAt, p.Payload.RefreshedAt)...)
-	for _, err := range []error{set.Expired(now), p.Expired(now)} {
-		if err != nil {
-			return false, s.record(p, err)
-		}
+	staged, err := false, s.expired(set, p, seen)
+	if err == nil {
+		staged, err = s.accept(data, p, hint)
 	}
-	if err := s.see(p, seen); err != nil {
-		return false, err
-	}
-	staged, err := s.accept(data, p, hint)
 	if brought(staged, err) && !s.DryRun {
 		proved, perr := s.prove()
 		staged, err = staged || proved, errors.Join(err, perr)
@@ -162,10 +160,19 @@ func brought(staged bool, err error) bool {
 		return staged
 	}
 	switch e.Word {
-	case outcome.Needs, outcome.UpgradeNeeded, outcome.NoSpace:
+	case outcome.Needs, outcome.UpgradeNeeded, outcome.NoSpace, outcome.Expired:
 		return true
 	}
 	return e.Outcome == outcome.Noted || e.Outcome == outcome.Refused
+}
+
+// expired says that nothing is installed from this pointer any more.
+func (s *Stager) expired(set trust.Set, p trust.Pointer, seen contract.Seen) error {
+	now := decide.Now(s.Now(), s.Built, append(set.Times(seen), p.PromotedAt, p.Payload.RefreshedAt)...)
+	if err := set.Expired(now); err != nil {
+		return err
+	}
+	return p.Expired(now)
 }
 
 // prove notes, if the pipeline that runs is on trial, that its own fetch, verify
@@ -233,6 +240,11 @@ func (s *Stager) pointer(ctx context.Context) (p trust.Pointer, set trust.Set, _
 		return p, set, noPointer(s.State.Name, err)
 	}
 	defer in.Close()
+	// First, and whether or not there is an answer: a long chain that takes several
+	// runs gets there too.
+	if set, err = s.trust(in, uid); err != nil {
+		return p, set, err
+	}
 	file := filepath.Base(string(layout.PointerAnswer))
 	raw, err := in.Read(file, uid, contract.MaxEnvelope)
 	if rerr := in.Remove(file); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) { // an answer is never read twice
@@ -240,9 +252,6 @@ func (s *Stager) pointer(ctx context.Context) (p trust.Pointer, set trust.Set, _
 	}
 	if err != nil {
 		return p, set, noPointer(s.State.Name, err)
-	}
-	if set, err = s.trust(in, uid); err != nil {
-		return p, set, err
 	}
 	p, err = set.Pointer(raw, s.State.Name, s.conf.Channel)
 	return p, set, err
@@ -255,7 +264,10 @@ func (s *Stager) seen(set trust.Set) (contract.Seen, error) {
 		return seen, err
 	}
 	if !ok {
-		return s.floor(set.Number)
+		if seen, err = s.floor(set.Number); err != nil || s.DryRun {
+			return seen, err
+		}
+		return seen, s.State.Save(layout.Seen, seen) // so that it counts until the trust moves, and no longer
 	}
 	return set.Counting(seen), nil
 }

@@ -448,6 +448,76 @@ func (b *bench) config() contract.Digest {
 	return record.Sum(data)
 }
 
+// The answer that sluice-pointer@ has left is read once; a dry run moves nothing.
+func TestAnswerIsReadOnce(t *testing.T) {
+	b := newBench(t, "edge")
+	b.promote("1", nil)
+	b.steps = map[int][]byte{2: b.document(2, contract.At(time.Now()), contract.Time{})}
+	answer := b.state.Path(layout.PointerAnswer)
+	run := func(dry bool) error {
+		b.must(os.MkdirAll(filepath.Dir(answer), 0o755))
+		b.must(os.WriteFile(answer, b.answer, 0o644))
+		b.must(os.WriteFile(filepath.Join(filepath.Dir(answer), layout.StepName(2)), b.steps[2], 0o644))
+		s := &Stager{State: b.state, Log: slog.New(slog.DiscardHandler), Status: func(string, ...any) {}, Now: time.Now, DryRun: dry, Plan: func(string, contract.Manifest) error { return nil }}
+		return s.Run(context.Background())
+	}
+	b.must(run(true))
+	if set, err := b.state.Trust(); err != nil || set.Number != 1 {
+		t.Errorf("a dry run has moved trust to %d, %v", set.Number, err)
+	}
+	b.must(run(false))
+	if _, err := os.Lstat(answer); err == nil {
+		t.Error("the answer is still there")
+	}
+	if set, err := b.state.Trust(); err != nil || set.Number != 2 || b.staged() != "1" {
+		t.Errorf("trust document %d, staged %q, %v", set.Number, b.staged(), err)
+	}
+	// Without an answer trust moves all the same: a long chain gets there in several runs.
+	b.must(os.WriteFile(filepath.Join(filepath.Dir(answer), layout.StepName(3)), b.document(3, contract.At(time.Now()), contract.Time{}), 0o644))
+	s := &Stager{State: b.state, Log: slog.New(slog.DiscardHandler), Status: func(string, ...any) {}, Now: time.Now}
+	if err := s.Run(context.Background()); outcome.Exit(err) != outcome.ExitDeferred {
+		t.Errorf("%v", err)
+	}
+	if set, err := b.state.Trust(); err != nil || set.Number != 3 {
+		t.Errorf("trust document %d, %v", set.Number, err)
+	}
+}
+
+// What expired is a watermark too, and a floor that was made up is kept until the
+// trust moves.
+func TestWatermarks(t *testing.T) {
+	b := newBench(t, "edge")
+	old := b.promote("1", nil)
+	answer := b.answer
+	b.life = [2]contract.Time{contract.At(time.Now().Add(-2 * time.Hour)), contract.At(time.Now().Add(-time.Hour))}
+	b.promote("2", nil)
+	if err := b.stage(nil); b.ends() != outcome.Expired {
+		t.Errorf("%v", err)
+	}
+	b.answer = answer
+	b.hint(contract.Hint{Schema: contract.One, Version: "1", PromotedAt: old.PromotedAt, SeenAt: old.PromotedAt})
+	if err := b.stage(nil); outcome.Exit(err) != outcome.ExitFailed || !strings.Contains(err.Error(), string(outcome.Replay)) {
+		t.Errorf("older than what has expired: %v", err)
+	}
+	// seen.json is lost after a promote from the future was applied.
+	far := contract.At(time.Now().AddDate(70, 0, 0))
+	b.must(b.state.Save(layout.Applied, contract.Applied{Schema: contract.One, Build: contract.Build{Tuple: contract.Tuple{Channel: "stable", Version: "9", PromotedAt: far}, ManifestSHA256: record.Sum(nil)}, At: far}))
+	b.must(os.Remove(b.state.Path(layout.Seen)))
+	b.life = [2]contract.Time{}
+	b.promote("3", nil)
+	for range 2 {
+		b.must(marker.Raise(b.state.Path(layout.Requested)))
+		if err := b.stage(nil); err == nil || !strings.Contains(err.Error(), string(outcome.Replay)) {
+			t.Errorf("%v", err)
+		}
+	}
+	b.steps = map[int][]byte{2: b.document(2, contract.At(time.Now()), contract.Time{})}
+	b.must(marker.Raise(b.state.Path(layout.Requested)))
+	if err := b.stage(nil); err != nil || b.staged() != "3" {
+		t.Errorf("after the trust has moved: %v", err)
+	}
+}
+
 // document signs trust document n: the same keys as before, made at a time.
 func (b *bench) document(n int, made, expires contract.Time) []byte {
 	doc := trust.NewDocument(made, b.key.Public().(ed25519.PublicKey))

@@ -30,10 +30,13 @@ func PAE(payloadType string, payload []byte) []byte {
 	return fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(payloadType), payloadType, len(payload), payload)
 }
 
-// Sign puts a payload of ladder l into an envelope.
+// Sign puts a payload of ladder l into an envelope, with one signature for each key.
 func Sign(l contract.Ladder, payload []byte, keys ...ed25519.PrivateKey) contract.Envelope {
 	e := contract.Envelope{PayloadType: contract.PayloadType(l), Payload: payload, Signatures: []contract.Signature{}}
-	for _, k := range keys {
+	for i, k := range keys {
+		if slices.ContainsFunc(keys[:i], func(o ed25519.PrivateKey) bool { return o.Equal(k) }) {
+			continue
+		}
 		sig := ed25519.Sign(k, PAE(e.PayloadType, payload))
 		e.Signatures = append(e.Signatures, contract.Signature{KeyID: KeyID(k.Public().(ed25519.PublicKey)), Sig: base64.StdEncoding.EncodeToString(sig)})
 	}

@@ -190,6 +190,12 @@ func TestWalk(t *testing.T) {
 	if _, err := end.Walk(from(map[int][]byte{14: docs[15]}), nil); word(err) != outcome.BadSignature {
 		t.Error(err)
 	}
+	three := NewDocument(now, pub(key(2)))
+	three.Payload.Number = 3
+	two := first(t, key(2))
+	if _, err := two.Next(Sign(contract.TrustLadder, three.Encode(), key(2)).Encode()); word(err) != outcome.BadSignature {
+		t.Errorf("a number is left out: %v", err)
+	}
 	delete(twelve, 7)
 	if end, err := one.Walk(from(twelve), nil); err != nil || end.Number != 6 {
 		t.Errorf("with a link missing: at %d, %v", end.Number, err)

@@ -433,18 +433,7 @@ func TestAttacks(t *testing.T) {
 		bucket := fmt.Sprint("bucket-", n)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := &world{t: t, dir: t.TempDir(), bucket: filepath.Join(buckets, bucket)}
-			w.must(os.Mkdir(w.bucket, 0o755))
-			w.deploy(s3URL(bucket, address))
-			m := newMallory(t, address)
-			conf := w.root.Path(layout.BoxConf, "")
-			text, err := os.ReadFile(conf)
-			w.must(err)
-			through := strings.Replace(string(text), "http://"+address, m.URL, 1)
-			if through == string(text) {
-				t.Fatalf("mallory is not on the way: %s", text)
-			}
-			w.must(os.WriteFile(conf, []byte(through), 0o644))
+			w, m := intercepted(t, buckets, address, bucket)
 			w.promote(w.bundle("1", script("1")))
 			w.roll()
 			w.holds("1")

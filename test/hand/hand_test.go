@@ -163,7 +163,7 @@ func (w *world) bundle(version, program string) string {
 func (w *world) promote(file string, args ...string) contract.Pointer {
 	w.t.Helper()
 	out := w.ok("sluice", append([]string{"update", "-store", w.store.String(), "-key", filepath.Join(w.dir, "key.key"), "-file", file, "-yes", "-json"}, args...)...)
-	p, err := contract.Spoken.DecodePointer([]byte(out))
+	p, err := contract.Spoken.DecodePointer([]byte(out[max(0, strings.Index(out, "{")):])) // after what it warns of
 	w.must(err)
 	return p
 }

@@ -210,3 +210,22 @@ func (w *world) current() contract.Artifact {
 	w.must(err)
 	return p.Payload.Current.Artifacts[contract.Here()]
 }
+
+// intercepted is a deployment in a bucket of its own, whose box has mallory on its
+// way there.
+func intercepted(t *testing.T, buckets, address, bucket string) (*world, *mallory) {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir(), bucket: filepath.Join(buckets, bucket)}
+	w.must(os.Mkdir(w.bucket, 0o755))
+	w.deploy(s3URL(bucket, address))
+	m := newMallory(t, address)
+	conf := w.root.Path(layout.BoxConf, "")
+	text, err := os.ReadFile(conf)
+	w.must(err)
+	through := strings.Replace(string(text), "http://"+address, m.URL, 1)
+	if through == string(text) {
+		t.Fatalf("mallory is not on the way: %s", text)
+	}
+	w.must(os.WriteFile(conf, []byte(through), 0o644))
+	return w, m
+}

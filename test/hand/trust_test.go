@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice/internal/contract"
 	"sluice/internal/fleet"
@@ -214,4 +215,57 @@ func TestTheGuideOnKeys(t *testing.T) {
 	}
 	// A deployment for new boxes is made by a key that counts, however many must sign.
 	w.ok("sluice", "init", "-store", w.store.String(), "-key", filepath.Join(w.dir, "alice.key"), "-o", filepath.Join(w.dir, "new.json"))
+}
+
+// Enrolling again never takes a box back to an earlier trust document, whatever is
+// damaged, and a new component begins where the others are.
+func TestEnrollNeverGoesBack(t *testing.T) {
+	w := newWorld(t)
+	w.promote(w.bundle("1", script("1")))
+	w.roll()
+	alice, _ := w.keypair("alice")
+	w.trustIs([]string{w.own(), alice}, []string{alice}, []string{"add", alice + ".pub"}, []string{"remove", w.own() + ".pub"})
+	for _, p := range []string{"fetch once", "verify", "stage"} {
+		w.step(p, 0, "")
+	}
+	deployment := filepath.Join(w.dir, "deployment.json") // of the first day
+	enroll := func() (int, string) {
+		return run(t, "sluice", "enroll", deployment, "-root", string(w.root), "-label", "box-1")
+	}
+	number := func() int { set, _ := w.state().Trust(); return set.Number }
+	newest := w.root.TrustFile("edge", 2)
+	w.must(os.WriteFile(newest, []byte("garbage"), 0o644))
+	two := w.raw(contract.TrustKey(2))
+	w.must(os.Remove(filepath.Join(w.bucket, contract.TrustKey(2))))
+	if status, out := enroll(); status != 78 || !strings.Contains(out, "this box has accepted trust document 2") {
+		t.Errorf("the store hides document 2: exit status %d: %s", status, out)
+	}
+	w.must(os.WriteFile(filepath.Join(w.bucket, contract.TrustKey(2)), two, 0o644))
+	if status, out := enroll(); status != 0 || number() != 2 {
+		t.Errorf("exit status %d, document %d: %s", status, number(), out)
+	}
+	// One of a version to come is left where it is.
+	e, err := contract.Spoken.DecodeEnvelope(w.raw(contract.TrustKey(2)))
+	w.must(err)
+	e.Payload = []byte(strings.Replace(string(e.Payload), `"schema": "1.0"`, `"schema": "2.0"`, 1))
+	w.must(os.WriteFile(newest, e.Encode(), 0o644))
+	if status, out := enroll(); status == 0 || !strings.Contains(out, "unsupported major") {
+		t.Errorf("exit status %d: %s", status, out)
+	}
+	if data, err := os.ReadFile(newest); err != nil || string(data) != string(e.Encode()) {
+		t.Errorf("it is gone: %v", err)
+	}
+}
+
+// A new box is not enrolled from a pointer that has expired.
+func TestEnrollHeedsExpiry(t *testing.T) {
+	w := newWorld(t)
+	p := w.promote(filepath.Join(w.dir, "sluice.tar.zst"), "-expires", "1s")
+	w.await("the pointer to expire", func() bool { return time.Now().After(p.Payload.ExpiresAt.Time) })
+	root := filepath.Join(w.dir, "new")
+	if status, out := run(t, "sluice", "enroll", filepath.Join(w.dir, "deployment.json"), "-root", root); status != 69 || !strings.Contains(out, "expired") {
+		t.Errorf("exit status %d: %s", status, out)
+	}
+	w.ok("sluice", "refresh", "sluice", "-store", w.store.String(), "-key", w.own()+".key", "-expires", "1h")
+	w.ok("sluice", "enroll", filepath.Join(w.dir, "deployment.json"), "-root", root)
 }
