@@ -52,8 +52,9 @@ fuzz: ## every decoder, FUZZTIME each
 bench: need-root ## figures, beside a peer in the same run
 	test/run bench
 
-install: pipeline ## the command, the pipeline's bundle and the man pages, below DESTDIR/usr/local
+install: pipeline ## the command, the door, the pipeline's bundle and the man pages, below DESTDIR/usr/local
 	install -D -m 0755 bin/sluice $(DESTDIR)$(PREFIX)/bin/sluice
+	install -D -m 0755 bin/door $(DESTDIR)$(PREFIX)/bin/door
 	install -D -m 0644 bin/sluice_$(VERSION)_$(PLATFORM).tar.zst $(DESTDIR)$(PREFIX)/share/sluice/sluice_$(VERSION)_$(PLATFORM).tar.zst
 	for p in docs/man/*.[18]; do install -D -m 0644 $$p $(DESTDIR)$(PREFIX)/share/man/man$${p##*.}/$${p##*/}; done
 

@@ -12,8 +12,8 @@ import (
 func TestManPagesNameEveryFlag(t *testing.T) {
 	for page, commands := range map[string][]string{
 		"sluice-fetch.8": {"fetch", "fetch watch", "fetch once", "fetch pointer"}, "sluice-verify.8": {"verify", "verify pointer", "verify bundle"},
-		"sluice-stage.8": {"stage"}, "sluice-apply.8": {"apply"}, "sluice-recover.8": {"recover"},
-		"sluice.1": {"sluice", "sluice keygen", "sluice init", "sluice bundle", "sluice update", "sluice rollback", "sluice refresh", "sluice status", "sluice trust", "sluice trust show", "sluice trust add", "sluice trust remove", "sluice trust threshold",
+		"sluice-door.8": {"door"}, "sluice-stage.8": {"stage"}, "sluice-apply.8": {"apply"}, "sluice-recover.8": {"recover"},
+		"sluice.1": {"sluice", "sluice keygen", "sluice init", "sluice bundle", "sluice update", "sluice rollback", "sluice refresh", "sluice status", "sluice why", "sluice door", "sluice door token", "sluice trust", "sluice trust show", "sluice trust add", "sluice trust remove", "sluice trust threshold",
 			"sluice trust sign", "sluice trust publish", "sluice enroll", "sluice box", "sluice hold", "sluice resume"},
 	} {
 		data, err := os.ReadFile(filepath.Join("../../docs/man", page))
