@@ -82,8 +82,9 @@ func (u *updating) run(ctx context.Context, args []string) error {
 	}
 	var names []string
 	for _, p := range plans {
-		if skipped, err := u.op.SkippedCanary(ctx, p.Component, p.Release.Version); err != nil {
-			return err
+		skipped, err := u.op.SkippedCanary(ctx, p.Component, p.Release.Version)
+		if err != nil { // it is only asked for the warning's sake
+			fmt.Fprintf(os.Stderr, "warning: whether %s %s was on channel %s is not known: %s\n", p.Component, p.Release.Version, fleet.CanaryChannel, plain(err.Error()))
 		} else if skipped && u.channel != fleet.CanaryChannel {
 			fmt.Fprintf(os.Stderr, "warning: %s %s was never on channel %s\n", p.Component, p.Release.Version, fleet.CanaryChannel)
 		}

@@ -347,6 +347,7 @@ type ComponentStatus struct {
 	Downloaded int64         `json:"downloaded"` // bytes, for the last promote
 	Journal    *JournalBrief `json:"journal,omitzero"`
 	Trial      *Trial        `json:"trial,omitzero"` // component sluice, while a self-update is on trial
+	Drift      *Drift        `json:"drift,omitzero"` // what is not as the good build made it
 	Front      *Verdict      `json:"front,omitzero"` // said by the unprivileged side
 }
 

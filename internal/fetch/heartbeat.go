@@ -110,6 +110,7 @@ func ComponentStatus(state record.State) contract.ComponentStatus {
 		s.Journal = &contract.JournalBrief{Phase: j.Phase, Node: j.Node, Tries: j.Tries}
 	}
 	s.Trial = record.Optional[contract.Trial](state, layout.Trial)
+	s.Drift = record.Optional[contract.Drift](state, layout.Drift)
 	s.Front = record.Optional[contract.Verdict](state, layout.Verdict)
 	return s
 }

@@ -6,7 +6,9 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -543,6 +545,67 @@ func TestStates(t *testing.T) {
 		got, reason := state(c.status, c.p, c.age, now)
 		if got != c.want || (Row{State: got, Reason: reason}).StandsOut() != c.wants {
 			t.Errorf("%s: %s (%s)", name, got, reason)
+		}
+	}
+}
+
+// Fleets that share a bucket are seen from above, each by its own trust; from below
+// only one's own.
+func TestFleetsInOneBucket(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1")}); err != nil {
+		t.Fatal(err)
+	}
+	beats(t, o.Store, "box-1", "stable", contract.Spoken)
+	for name, k := range map[string]ed25519.PrivateKey{"acme": seeded(5), "initech": seeded(6)} {
+		part, err := store.Prefix(o.Store, contract.FleetPrefix(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Init(ctx, part, k, name, nil, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		own, err := NewOperator(ctx, part, k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := own.Promote(ctx, "edge", "stable", Promotion{Release: release("1")}); err != nil {
+			t.Fatal(err)
+		}
+		beats(t, part, "box-1", "stable", contract.Spoken)
+		if rows, err := Everywhere(ctx, part, own.Trust, time.Now()); err != nil || len(rows) != 1 || rows[0].State != Current {
+			t.Errorf("%s: %+v, %v", name, rows, err)
+		}
+		if _, err := NewOperator(ctx, part, key); err == nil {
+			t.Errorf("%s: another fleet's key counts", name)
+		}
+	}
+	rows, err := Everywhere(ctx, o.Store, o.Trust, time.Now())
+	if err != nil || len(rows) != 3 {
+		t.Fatalf("%+v, %v", rows, err)
+	}
+	for i, fleet := range []string{"", "acme", "initech"} {
+		if rows[i].Fleet != fleet || rows[i].State != Current || rows[i].Label != "box-1" {
+			t.Errorf("%+v", rows[i])
+		}
+	}
+}
+
+// Every word that a reason may begin with, and every state, is explained.
+func TestEverythingIsExplained(t *testing.T) {
+	src, err := os.ReadFile("../outcome/outcome.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`Word += "([^"]+)"`).FindAllStringSubmatch(string(src), -1) {
+		if e := (Row{Reason: m[1] + ": x"}).Why(); e.Means == "" || e.Do == "" {
+			t.Errorf("%s is not explained", m[1])
+		}
+	}
+	for _, s := range []State{Current, Waiting, Rolling, Held, Behind, Ahead, Refused, RolledBack, RollbackFailed, Silent, Unreadable} {
+		if e := (Row{State: s}).Why(); e.Means == "" || e.Do == "" {
+			t.Errorf("state %s without a reason is not explained", s)
 		}
 	}
 }

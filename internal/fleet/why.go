@@ -42,6 +42,13 @@ var explanations = map[string]Explanation{
 	CodeBadBeat:   {"its heartbeat can't be read", "update its sluice; or find out who wrote it"},
 	CodeVerify:    {"verify, in its sandbox, found fault with what was downloaded", "look at the bundle in the store; it is tried again by itself"},
 
+	// States, should a reason be without a code.
+	string(Waiting):        {"it waits", "look at what it says"},
+	string(Refused):        {"it refused the promote", "look at what it says"},
+	string(RolledBack):     {"it tried the promote, and put back what it had", "look at what it says"},
+	string(RollbackFailed): {"it tried the promote, and what it had does not pass its gate either", "look at the service on the box"},
+	string(Unreadable):     {"what it says, or its pointer, can't be read", "look at what it says"},
+
 	string(outcome.StaleHint):      {"the store and the hint speak of different promotes", "nothing; if it stays so, a replica of the store lags"},
 	string(outcome.BadHint):        {"what verify hands to root is no hint", "find out who writes to /data/sluice on the box"},
 	string(outcome.BadSignature):   {"no key that the box trusts signed it", "find out who wrote to the store, and which trust document the box has"},

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"sluice/internal/contract"
 	"sluice/test/suite"
@@ -83,5 +84,38 @@ func TestLostAnswersOfAnS3Server(t *testing.T) {
 			t.Errorf("%s: current is %s, want %s; %d entries of it", name, p.Payload.Current.Version, want, len(entries))
 		}
 		last = want
+	}
+}
+
+// A promote stops when the operator's clock is far off that of the store: promotes
+// are ordered by their times.
+func TestClockOffTheStores(t *testing.T) {
+	gateway := os.Getenv("VERSITYGW")
+	if gateway == "" {
+		t.Skip("VERSITYGW does not name the S3 server: `make test` builds it")
+	}
+	buckets := t.TempDir()
+	address := serveS3(t, gateway, buckets)
+	w := &world{t: t, dir: t.TempDir(), bucket: filepath.Join(buckets, "bucket")}
+	w.must(os.Mkdir(w.bucket, 0o755))
+	w.deploy(s3URL("bucket", address))
+	m := newMallory(t, address)
+	file := w.bundle("1", script("1"))
+	for off, status := range map[time.Duration]int{-6 * time.Minute: 78, 6 * time.Minute: 78, -4 * time.Minute: 0, 4 * time.Minute: 0} {
+		m.answers(func(rw http.ResponseWriter, r *http.Request) bool {
+			a := httptest.NewRecorder()
+			m.Through.ServeHTTP(a, r)
+			for name, values := range a.Header() {
+				rw.Header()[name] = values
+			}
+			rw.Header().Set("Date", time.Now().Add(off).UTC().Format(http.TimeFormat))
+			rw.WriteHeader(a.Code)
+			_, _ = rw.Write(a.Body.Bytes())
+			return true
+		})
+		got, out := run(t, "sluice", "update", "-store", s3URL("bucket", strings.TrimPrefix(m.URL, "http://")), "-key", w.own()+".key", "-file", file, "-yes")
+		if got != status || status != 0 && !strings.Contains(out, "clock is 6m") {
+			t.Errorf("%s off: exit status %d, want %d: %s", off, got, status, out)
+		}
 	}
 }
