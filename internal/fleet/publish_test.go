@@ -330,6 +330,7 @@ func TestPublishIsCut(t *testing.T) {
 			if err == nil && !(after && n == 1) { // a lost answer of the document is found to be its own
 				t.Errorf("cut at %d: no error", n)
 			}
+			d = signed(t, path, key) // in another order
 			if _, err := publish(o.Store, d, alice); err != nil {
 				t.Errorf("cut at %d, again: %v", n, err)
 			}

@@ -339,7 +339,6 @@ func TestTwoHundredBoxes(t *testing.T) {
 	// A bad one.
 	three := w.bundle("3", script("3"))
 	status, out = update("-file", three, "-spread", spread.String(), "-halt-after", fmt.Sprint(halt))
-	halted := time.Now()
 	if status != 1 || !strings.Contains(out, "halted: ") || !strings.Contains(out, "2 is current again") {
 		t.Errorf("exit status %d: %s", status, out)
 	}
@@ -350,10 +349,9 @@ func TestTwoHundredBoxes(t *testing.T) {
 		}) == boxes
 	})
 	tried := c.count(func(m *member) bool { return !m.when("3").IsZero() })
-	after := c.count(func(m *member) bool { return m.when("3").After(halted) })
 	t.Logf("SHOW halt after %d: %d of %d boxes had tried it", halt, tried, boxes)
-	if tried < halt || tried > boxes*3/4 || after > 0 {
-		t.Errorf("%d tried it, %d of them after it was halted", tried, after)
+	if tried < halt || tried > boxes*3/4 { // those that had begun are among them
+		t.Errorf("%d tried it", tried)
 	}
 	if n := c.count(func(m *member) bool { return m.runs() == "2" }); n != boxes {
 		t.Errorf("%d run 2", n)
