@@ -99,6 +99,9 @@ func FuzzDecode(f *testing.F) {
 		if d, err := Spoken.DecodeDeployment(data); err == nil {
 			again(t, "deployment", d.Encode, func(b []byte) ([]byte, error) { d, err := Spoken.DecodeDeployment(b); return d.Encode(), err })
 		}
+		if k, err := Spoken.DecodeTokens(data, MaxEnvelope); err == nil {
+			again(t, "tokens", k.Encode, func(b []byte) ([]byte, error) { k, err := Spoken.DecodeTokens(b, MaxEnvelope); return k.Encode(), err })
+		}
 		_, _ = DecodeCore(data)
 	})
 }
