@@ -62,6 +62,9 @@ func run(ctx context.Context, o *options) error {
 	if o.store == "" {
 		return outcome.Config("say which store is served: -store URL or SLUICE_STORE")
 	}
+	if o.poll <= 0 || o.grace < 0 {
+		return outcome.Usage("-poll must be positive, and -grace not negative")
+	}
 	if (o.clientCA == "") != (o.domain == "") {
 		return outcome.Config("-client-ca and -domain go together: a certificate counts for the domain of its SPIFFE id")
 	}

@@ -37,11 +37,12 @@ func status() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			trusted, err := fleet.Trust(ctx, s)
-			if contract.IsUpgrade(err) && trusted.Number > 0 { // what can be told, is
-				fmt.Fprintf(os.Stderr, "needs a newer sluice: %s\n", err)
-			} else if err != nil {
+			trusted, note, err := fleet.TrustToRead(ctx, s)
+			if err != nil {
 				return err
+			}
+			if note != "" {
+				fmt.Fprintln(os.Stderr, plain(note))
 			}
 			show := func() (said string, err error) {
 				all, err := fleet.Everywhere(ctx, s, trusted, time.Now())
@@ -100,9 +101,15 @@ const watchEvery = 2 * time.Second
 
 func table(w io.Writer, rows []fleet.Row) error {
 	t := tabwriter.NewWriter(w, 0, 2, 2, ' ', 0)
+	name := func(r fleet.Row) string {
+		if r.Fleet == "" {
+			return plain(r.Label)
+		}
+		return plain(r.Fleet + "/" + r.Label)
+	}
 	fmt.Fprintln(t, "BOX\tCOMPONENT\tCHANNEL\tRUNNING\tTARGET\tSTATE\tAGE\tREASON")
 	for _, r := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", plain(r.Label), orDash(r.Component), orDash(r.Channel), orDash(r.Running), orDash(r.Target), r.State,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name(r), orDash(r.Component), orDash(r.Channel), orDash(r.Running), orDash(r.Target), r.State,
 			time.Duration(r.AgeS)*time.Second, orDash(r.Reason))
 	}
 	return t.Flush()
@@ -119,7 +126,7 @@ func why() *ffcli.Command {
 	set := flag.NewFlagSet("sluice why", flag.ContinueOnError)
 	url := set.String("store", "", "`URL` of the store")
 	asJSON := set.Bool("json", false, "print JSON")
-	return &ffcli.Command{Name: "why", ShortHelp: "one box: its state, the one reason, what to do", ShortUsage: "sluice why LABEL", FlagSet: set,
+	return &ffcli.Command{Name: "why", ShortHelp: "one box: its state, the one reason, what to do", ShortUsage: "sluice why LABEL|FLEET/LABEL", FlagSet: set,
 		Exec: func(ctx context.Context, args []string) error {
 			if len(args) != 1 {
 				return outcome.Usage("say which box, by its label, and only that")
@@ -128,15 +135,15 @@ func why() *ffcli.Command {
 			if err != nil {
 				return err
 			}
-			trusted, err := fleet.Trust(ctx, s)
-			if err != nil && !contract.IsUpgrade(err) {
+			trusted, _, err := fleet.TrustToRead(ctx, s)
+			if err != nil {
 				return err
 			}
 			rows, err := fleet.Everywhere(ctx, s, trusted, time.Now())
 			if err != nil {
 				return err
 			}
-			rows = slices.DeleteFunc(rows, func(r fleet.Row) bool { return r.Label != args[0] })
+			rows = slices.DeleteFunc(rows, func(r fleet.Row) bool { return r.Label != args[0] && r.Fleet+"/"+r.Label != args[0] })
 			if len(rows) == 0 {
 				return fmt.Errorf("no box %q has ever published a heartbeat in %s: was it enrolled, and may it write %s?", args[0], s, contract.StatusKey(contract.Label(args[0])))
 			}

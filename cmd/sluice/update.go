@@ -101,20 +101,28 @@ func (u *updating) run(ctx context.Context, args []string) error {
 			return err
 		}
 	}
+	var promoted []contract.Pointer
 	var ends []error
 	for _, p := range plans {
-		promoted, err := u.op.Promote(ctx, p.Component, u.channel, fleet.Promotion{Release: p.Release, Spread: u.spread, Life: u.life.Duration, Manifest: p.Manifest, At: u.now})
+		pointer, err := u.op.Promote(ctx, p.Component, u.channel, fleet.Promotion{Release: p.Release, Spread: u.spread, Life: u.life.Duration, Manifest: p.Manifest, At: u.now})
+		if pointer.Component != "" { // it is promoted, even if something went wrong after that
+			promoted = append(promoted, pointer)
+			ends = append(ends, u.changed(ctx, u.op, pointer))
+		}
 		if err != nil {
-			return errors.Join(append(ends, err)...)
-		}
-		if err := u.changed(ctx, u.op, promoted); err != nil {
-			return err
-		}
-		if u.wait || u.haltAfter > 0 {
-			ends = append(ends, u.follow(ctx, promoted))
+			ends = append(ends, err)
+			break
 		}
 	}
-	return errors.Join(append(ends, done())...)
+	if u.wait || u.haltAfter > 0 { // all of them are on their way: one may need another
+		for _, p := range promoted {
+			ends = append(ends, u.follow(ctx, p))
+		}
+	}
+	if len(promoted) == len(plans) {
+		ends = append(ends, done())
+	}
+	return errors.Join(ends...)
 }
 
 // check says what is wrong with the flags alone.
@@ -155,8 +163,8 @@ func (u *updating) check() error {
 	return nil
 }
 
-// maxAhead is how far in the future a promote may be planned.
-const maxAhead = time.Hour
+// maxAhead is how far in the future a promote may be planned: no box waits for it.
+const maxAhead = 5 * time.Minute
 
 // plans finds what is to be promoted. done tidies up once it has been.
 func (u *updating) plans(ctx context.Context, want contract.Component) (plans []fleet.Plan, done func() error, err error) {
@@ -270,7 +278,7 @@ func (u *updating) schedule(ctx context.Context, plans []fleet.Plan) error {
 		}
 	}
 	if u.plan && !u.json {
-		fmt.Fprintf(out, "to do exactly this: the same command with -at %s and without -plan\n", contract.At(u.now))
+		fmt.Fprintf(out, "to do exactly this: the same command with -at %s and without -plan, at once: a box waits its part from when it hears of the promote\n", contract.At(u.now))
 	}
 	return nil
 }
@@ -311,7 +319,7 @@ func (u *updating) follow(ctx context.Context, p contract.Pointer) error {
 		return fmt.Errorf("%d boxes did not take %s", n.Failed, what)
 	}
 	if n.Left > 0 {
-		return outcome.Defer(outcome.Store, "%d boxes have not ended %s within %s: `sluice status` shows them", n.Left, what, u.timeout)
+		return &outcome.Error{Outcome: outcome.Deferred, Word: outcome.Late, Err: fmt.Errorf("%d boxes have not ended %s within %s: `sluice status` shows them", n.Left, what, u.timeout)}
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ const (
 	MaxRecord    = 64 << 10 // bytes of a record
 	MaxHeartbeat = 64 << 10 // bytes of a heartbeat
 	MaxReason    = 1 << 10  // bytes of a reason that are kept
+	MaxDriftText = 16 << 10 // bytes of all that is said of drift
+	MaxSerial    = 256      // bytes of control/serial
 	MaxVersions  = 64       // versions whose digests are remembered
 )
 

@@ -13,8 +13,7 @@ import (
 
 // Limits of a request.
 const (
-	maxURI   = 1 << 10 // bytes of a request's target
-	maxTrust = 999_999 // number of a trust document
+	maxURI = 1 << 10 // bytes of a request's target
 )
 
 // A kind is what a request is for.

@@ -25,6 +25,7 @@ type ring struct {
 	waiting int
 	object  store.Object
 	read    bool          // object is what the store had
+	err     error         // why it could not be looked at last
 	changed chan struct{} // closed when object is another one
 	stop    context.CancelFunc
 }
@@ -62,6 +63,12 @@ func (b *bells) wait(ctx, closing context.Context, fleet string, s store.Store, 
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			b.mu.Lock()
+			err := r.err
+			b.mu.Unlock()
+			if err != nil { // whether it rang is not known
+				return store.Object{}, err
+			}
 			return store.Object{}, store.ErrNotModified
 		case <-closing.Done():
 			return store.Object{}, store.ErrNotModified
@@ -90,12 +97,18 @@ func (b *bells) look(ctx context.Context, r *ring, s store.Store) {
 	b.mu.Lock()
 	last := r.object.ETag
 	b.mu.Unlock()
-	o, err := s.Get(ctx, contract.SerialKey, maxSerial, last)
-	if errors.Is(err, store.ErrNotModified) || err != nil && !store.IsNotExist(err) {
-		return // a store that is away for a moment rings no bell
-	}
+	o, err := s.Get(ctx, contract.SerialKey, contract.MaxSerial, last)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	switch {
+	case errors.Is(err, store.ErrNotModified):
+		r.err = nil
+		return
+	case err != nil && !store.IsNotExist(err):
+		r.err = err // a store that is away for a moment rings no bell
+		return
+	}
+	r.err = nil
 	if r.read && o.ETag == last {
 		return
 	}
@@ -103,6 +116,3 @@ func (b *bells) look(ctx context.Context, r *ring, s store.Store) {
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
-
-// maxSerial is the most bytes of control/serial that are read.
-const maxSerial = 256

@@ -32,6 +32,7 @@ const (
 	idleTime   = 3 * time.Minute  // of a connection; longer than a wait for the bell
 	maxHead    = 16 << 10         // bytes of a request's head
 	chunk      = 32 << 10         // bytes of a body that are held for one caller
+	maxLogged  = 200              // bytes of a request's target in the log
 )
 
 // A Door serves a store.
@@ -63,7 +64,7 @@ func (d *Door) Run(ctx context.Context) {
 
 // Server is an http.Server with the door's limits.
 func (d *Door) Server() *http.Server {
-	return &http.Server{Handler: d, ReadHeaderTimeout: headTime, ReadTimeout: 0, IdleTimeout: idleTime, MaxHeaderBytes: maxHead,
+	return &http.Server{Handler: d, ReadHeaderTimeout: headTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHead,
 		ErrorLog: slog.NewLogLogger(d.Log.Handler(), slog.LevelDebug)}
 }
 
@@ -103,7 +104,9 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = refuse(http.StatusTooManyRequests, "too many requests")
 	}
 	// Also for what panics: a body that had to be cut off.
-	defer func() { d.note(a, who, r, out, time.Since(began)) }()
+	defer func() { d.note(a, who, r, out, time.Since(began), err) }()
+	// What is not poured has this long to be taken.
+	_ = http.NewResponseController(w).SetWriteDeadline(began.Add(a.wait + storeTime + chunkTime))
 	out.Header().Set("Cache-Control", "no-store")
 	out.Header().Set("X-Content-Type-Options", "nosniff")
 	if err == nil {
@@ -139,6 +142,8 @@ func fail(w http.ResponseWriter, err error) {
 		status, text = r.status, r.text
 	case store.IsNotExist(err):
 		status, text = http.StatusNotFound, "there is nothing of that name"
+	case errors.Is(err, store.ErrRange):
+		status, text = http.StatusRequestedRangeNotSatisfiable, "the object is not that long"
 	case errors.Is(err, store.ErrTransient), errors.Is(err, context.DeadlineExceeded):
 		status, text = http.StatusServiceUnavailable, "the store does not answer now"
 	}
@@ -225,10 +230,6 @@ func (d *Door) stream(w http.ResponseWriter, r *http.Request, s store.Store, a a
 	}
 	left, status := body.Size, http.StatusOK
 	if a.offset >= 0 {
-		if a.offset >= body.Size {
-			h.Set("Content-Range", fmt.Sprintf("bytes */%d", body.Size))
-			return refuse(http.StatusRequestedRangeNotSatisfiable, "the object is not that long")
-		}
 		left, status = body.Size-a.offset, http.StatusPartialContent
 		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", a.offset, body.Size-1, body.Size))
 	}
@@ -285,7 +286,7 @@ func (d *Door) take(w http.ResponseWriter, r *http.Request, s store.Store, a ask
 }
 
 // note logs a request, and counts it.
-func (d *Door) note(a ask, who caller, r *http.Request, out *answer, took time.Duration) {
+func (d *Door) note(a ask, who caller, r *http.Request, out *answer, took time.Duration, err error) {
 	what := string(a.kind)
 	if what == "" {
 		what = "other"
@@ -294,18 +295,28 @@ func (d *Door) note(a ask, who caller, r *http.Request, out *answer, took time.D
 	d.metrics.bytes.Add(float64(out.bytes))
 	d.metrics.seconds.WithLabelValues(what).Observe(took.Seconds())
 	target := r.RequestURI
-	if len(target) > 200 {
-		target = target[:200]
+	if len(target) > maxLogged {
+		target = target[:maxLogged]
 	}
-	d.Log.Info("request", "caller", who.String(), "address", address(r), "method", r.Method, "target", strconv.QuoteToASCII(target), "status", out.status, "bytes", out.bytes, "ms", took.Milliseconds())
+	level, why := slog.LevelInfo, ""
+	var refused *refusal
+	if err != nil && !errors.As(err, &refused) && !store.IsNotExist(err) { // the store's fault, or a body that was cut off
+		level, why = slog.LevelWarn, ": "+err.Error()
+	}
+	d.Log.Log(r.Context(), level, "request"+why, "caller", who.String(), "address", address(r), "method", r.Method, "target", strconv.QuoteToASCII(target), "status", out.status, "bytes", out.bytes, "ms", took.Milliseconds())
 }
 
 // healthy says why the door can't serve.
 func (d *Door) healthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, headTime)
 	defer cancel()
-	if _, err := d.Store.Get(ctx, contract.SerialKey, maxSerial, ""); err != nil && !store.IsNotExist(err) {
+	if _, err := d.Store.Get(ctx, contract.TrustKey(1), contract.MaxEnvelope, ""); !store.IsNotExist(err) {
 		return err
 	}
-	return nil
+	// No deployment of its own: a bucket that fleets share.
+	keys, err := d.Store.List(ctx, contract.FleetsPrefix)
+	if err == nil && len(keys) == 0 {
+		err = fmt.Errorf("%s has no trust document: it is no deployment, or is not there", d.Store)
+	}
+	return err
 }

@@ -510,10 +510,16 @@ func TestHealth(t *testing.T) {
 	if status, text := get("/metrics"); status != 200 || !strings.Contains(text, `sluice_door_requests_total{kind="serial",status="404"} 1`) {
 		t.Errorf("%d, %s", status, text)
 	}
+	if _, err := store.PutBytes(context.Background(), h.store, contract.TrustKey(1), []byte("{}"), store.Condition{}); err != nil {
+		t.Fatal(err)
+	}
 	if status, text := get("/healthz"); status != 200 || text != "ok\n" {
 		t.Errorf("%d, %s", status, text)
 	}
 	if err := os.RemoveAll(strings.TrimPrefix(h.store.String(), "file://")); err != nil {
 		t.Fatal(err)
+	}
+	if status, text := get("/healthz"); status != http.StatusServiceUnavailable {
+		t.Errorf("%d, %s", status, text)
 	}
 }

@@ -13,9 +13,6 @@ import (
 	"sluice/internal/store"
 )
 
-// maxSerial is the most bytes of control/serial that are read.
-const maxSerial = 256
-
 // Watch follows the box's components until ctx ends. A poll that finds
 // nothing writes nothing.
 func (f *Fetcher) Watch(ctx context.Context) error {
@@ -54,8 +51,8 @@ func (f *Fetcher) Watch(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-		case err = <-heard:
-			rung = err == nil
+		case n := <-heard:
+			rung, err = n.rang, n.err
 		}
 	}
 }
@@ -64,38 +61,49 @@ func (f *Fetcher) Watch(ctx context.Context) error {
 // be heard.
 const maxListenRetry = time.Minute
 
-// listen has a store that can tell of its bell do so: nil means that it rang, an
-// error that it can't be heard. Of another store it returns nil: it is polled.
-func (f *Fetcher) listen(ctx context.Context) <-chan error {
+// A news is what has been heard of a bell.
+type news struct {
+	rang bool
+	err  error // why it can't be heard
+}
+
+// listen has a store that can tell of its bell do so. Of another store it returns
+// nil: it is polled. However fast the store answers, it is not asked more often than
+// it would be polled.
+func (f *Fetcher) listen(ctx context.Context) <-chan news {
 	w, ok := f.Store.(store.Waiter)
 	if !ok {
 		return nil
 	}
-	heard := make(chan error)
+	heard := make(chan news)
 	go func() {
-		etag, pause := "", f.Box.Poll
+		etag, pause, deaf := "", f.Box.Poll, false
 		for ctx.Err() == nil {
-			o, err := w.Wait(ctx, maxSerial, etag)
-			if errors.Is(err, store.ErrNotModified) {
-				pause = f.Box.Poll
-				continue
+			began := time.Now()
+			o, err := w.Wait(ctx, contract.MaxSerial, etag)
+			var n news
+			switch {
+			case err == nil:
+				n.rang, etag = true, o.ETag
+			case errors.Is(err, store.ErrNotModified), store.IsNotExist(err): // nothing; or there was no promote yet
+			default:
+				n.err = err
 			}
-			if err == nil {
-				etag, pause = o.ETag, f.Box.Poll
-			}
-			if !store.IsNotExist(err) { // there was no promote yet
+			if n.rang || n.err != nil || deaf {
 				select {
-				case heard <- err:
+				case heard <- n:
 				case <-ctx.Done():
 					return
 				}
 			}
-			if err != nil {
-				select {
-				case <-time.After(pause):
-					pause = min(2*pause, maxListenRetry)
-				case <-ctx.Done():
-				}
+			if deaf = n.err != nil; deaf {
+				pause = min(2*pause, maxListenRetry)
+			} else {
+				pause = f.Box.Poll
+			}
+			select {
+			case <-time.After(time.Until(began.Add(pause))):
+			case <-ctx.Done():
 			}
 		}
 	}()
@@ -107,7 +115,7 @@ func (f *Fetcher) listen(ctx context.Context) <-chan error {
 func (f *Fetcher) bell(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
-	o, err := f.Store.Get(ctx, contract.SerialKey, maxSerial, f.serial)
+	o, err := f.Store.Get(ctx, contract.SerialKey, contract.MaxSerial, f.serial)
 	switch {
 	case errors.Is(err, store.ErrNotModified), store.IsNotExist(err):
 		return false, nil

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -89,6 +90,9 @@ func stranded(ctx context.Context, s store.Store, tell func(string), of func(bea
 		}
 	}
 	for _, b := range beats {
+		if errors.Is(b.err, store.ErrTransient) {
+			return b.err
+		}
 		if b.err != nil {
 			tell(fmt.Sprintf("what box %s can read is not known: %s", b.label, unreadable(b.err)))
 		}

@@ -307,9 +307,9 @@ type Promotion struct {
 // onto the history.
 func (o *Operator) Promote(ctx context.Context, c contract.Component, ch contract.Channel, n Promotion) (contract.Pointer, error) {
 	if !n.At.IsZero() {
-		planned := *o
-		planned.Now = func() time.Time { return n.At }
-		o = &planned
+		clock := o.Now
+		o.Now = func() time.Time { return n.At }
+		defer func() { o.Now = clock }()
 	}
 	return o.swap(ctx, c, ch, n.Manifest, func(p *contract.Pointer, now time.Time) (string, error) {
 		if !n.At.IsZero() && !n.At.After(p.PromotedAt.Time) {

@@ -3,6 +3,8 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -113,18 +115,24 @@ func (o *Operator) Tally(ctx context.Context, t Target) (Tally, error) {
 }
 
 // Follow waits until every box of a channel has ended a promote, or ctx ends, or
-// haltAfter boxes (0: any number) have failed. tell is called with each tally.
+// haltAfter boxes (0: any number) have failed. tell is called with each tally. A
+// store that is away for a while is waited for; if nothing was ever seen, that is an
+// error.
 func (o *Operator) Follow(ctx context.Context, t Target, haltAfter int, tell func(Tally)) (Tally, error) {
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	var last Tally
+	never := errors.New("the boxes could not be looked at in time")
 	for {
 		n, err := o.Tally(ctx, t)
 		if err != nil && ctx.Err() == nil {
-			return last, err
+			if !errors.Is(err, store.ErrTransient) {
+				return last, err
+			}
+			o.Tell(fmt.Sprintf("%s, trying again", err))
 		}
 		if err == nil {
-			last = n
+			last, never = n, nil
 			tell(n)
 			if n.Left == 0 || haltAfter > 0 && n.Failed >= haltAfter {
 				return n, nil
@@ -132,7 +140,7 @@ func (o *Operator) Follow(ctx context.Context, t Target, haltAfter int, tell fun
 		}
 		select {
 		case <-ctx.Done():
-			return last, nil
+			return last, never
 		case <-tick.C:
 		}
 	}

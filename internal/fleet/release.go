@@ -73,10 +73,13 @@ func OpenReleases(base, vendorKey string) (*Releases, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DialContext = (&net.Dialer{Timeout: headerTime}).DialContext
 	transport.ResponseHeaderTimeout, transport.DisableCompression = headerTime, true
-	return &Releases{Base: strings.TrimSuffix(base, "/"), Vendor: key, Cache: filepath.Join(cache, "sluice", "releases"), Progress: func(string, int64, int64) {}, client: &http.Client{Transport: transport}}, nil
+	base = strings.TrimSuffix(base, "/")
+	// Of each vendor's place its own: two may have the same tags.
+	return &Releases{Base: base, Vendor: key, Cache: filepath.Join(cache, "sluice", "releases", string(record.Sum([]byte(base)))), Progress: func(string, int64, int64) {}, client: &http.Client{Transport: transport}}, nil
 }
 
-// A tag is a release's name at its vendor: the version, with a v before it or not.
+// version is that of a tag, the name of a release at its vendor: with a v before it,
+// or not.
 func version(tag string) (contract.Version, error) {
 	v, err := contract.Parse[contract.Version](strings.TrimPrefix(tag, "v"))
 	if err != nil {

@@ -21,9 +21,6 @@ const (
 	LateAfter   = 10 * time.Minute // on the old version so long after a promote
 )
 
-// stuck begins the reason of a box that rolls and does not get anywhere.
-const stuck = "stuck"
-
 // A State is what a box is in; exactly one.
 type State string
 
@@ -59,6 +56,7 @@ type Row struct {
 	Downloaded int64           `json:"downloaded"`
 	Speaks     contract.Speaks `json:"speaks"`
 	ExpiresAt  string          `json:"expires_at,omitzero"` // of the pointer
+	Late       bool            `json:"late,omitzero"`       // it waits for longer after the promote than it should
 }
 
 // Status reads pointers and heartbeats and says in which state every box is.
@@ -104,7 +102,7 @@ func Everywhere(ctx context.Context, s store.Store, set trust.Set, now time.Time
 	if err != nil {
 		return nil, err
 	}
-	keys, err := s.List(ctx, contract.FleetsPrefix)
+	keys, err := s.List(ctx, contract.FleetsPrefix) // S3 has no shorter way that all servers know
 	if err != nil {
 		return nil, err
 	}
@@ -116,20 +114,9 @@ func Everywhere(ctx context.Context, s store.Store, set trust.Set, now time.Time
 		}
 	}
 	for _, fleet := range fleets {
-		part, err := store.Prefix(s, contract.FleetPrefix(fleet))
-		if err != nil {
-			return nil, err
-		}
-		own, err := Trust(ctx, part)
-		if errors.Is(err, ErrNoDeployment) {
-			own, err = set, nil
-		}
-		if err != nil && !contract.IsUpgrade(err) {
-			return nil, fmt.Errorf("fleet %s: %w", fleet, err)
-		}
-		more, err := Status(ctx, part, own, now)
-		if err != nil {
-			return nil, err
+		more, err := statusOfFleet(ctx, s, fleet, set, now)
+		if err != nil { // the others are told of all the same
+			more = []Row{{State: Unreadable, Reason: unreadable(err), Speaks: contract.Speaks{}}}
 		}
 		for i := range more {
 			more[i].Fleet = fleet
@@ -137,6 +124,36 @@ func Everywhere(ctx context.Context, s store.Store, set trust.Set, now time.Time
 		rows = append(rows, more...)
 	}
 	return rows, nil
+}
+
+func statusOfFleet(ctx context.Context, s store.Store, fleet string, set trust.Set, now time.Time) ([]Row, error) {
+	part, err := store.Prefix(s, contract.FleetPrefix(fleet))
+	if err != nil {
+		return nil, err
+	}
+	own, err := Trust(ctx, part)
+	if errors.Is(err, ErrNoDeployment) {
+		own, err = set, nil
+	}
+	if err != nil && !contract.IsUpgrade(err) {
+		return nil, err
+	}
+	return Status(ctx, part, own, now)
+}
+
+// TrustToRead is Trust for who only looks: what can be read is shown, whatever can't.
+// note says what is wrong, "" if nothing is.
+func TrustToRead(ctx context.Context, s store.Store) (set trust.Set, note string, err error) {
+	set, err = Trust(ctx, s)
+	switch {
+	case contract.IsUpgrade(err) && set.Number > 0:
+		return set, "needs a newer sluice: " + err.Error(), nil
+	case errors.Is(err, ErrNoDeployment):
+		if keys, lerr := s.List(ctx, contract.FleetsPrefix); lerr == nil && len(keys) > 0 {
+			return set, "", nil // a bucket that fleets share, and none of its own
+		}
+	}
+	return set, "", err
 }
 
 // unreadable is the reason of what can't be read; newer documents are nobody's
@@ -148,6 +165,9 @@ func unreadable(err error) string {
 	var word *outcome.Error
 	if errors.As(err, &word) {
 		return err.Error()
+	}
+	if errors.Is(err, store.ErrTransient) || errors.Is(err, store.ErrDenied) {
+		return string(outcome.Store) + ": " + err.Error()
 	}
 	return CodeBadBeat + ": " + err.Error()
 }
@@ -191,6 +211,7 @@ func row(beat contract.Heartbeat, name contract.Component, c contract.ComponentS
 		r.Outcome = string(c.Result.Outcome)
 	}
 	r.State, r.Reason = state(c, p, now.Sub(beat.At.Time), now)
+	r.Late = p != nil && r.State == Waiting && now.Sub(p.PromotedAt.Time) > LateAfter+time.Duration(p.Payload.Spread)
 	if p != nil && (r.State == Waiting || r.State == Behind) {
 		if _, there := p.Payload.Current.Artifacts[beat.Platform]; !there {
 			r.State, r.Reason = Behind, fmt.Sprintf("%s: %s has nothing for platform %s", outcome.NoArtifact, p.Payload.Current.Version, beat.Platform)
@@ -240,7 +261,7 @@ func state(c contract.ComponentStatus, p *contract.Pointer, age time.Duration, n
 	case age > SilentAfter:
 		return Silent, CodeSilent + ": no heartbeat for " + age.Round(time.Second).String()
 	case c.Journal != nil && c.Journal.Tries > 1:
-		return Rolling, fmt.Sprintf("%s: recovery has failed at %s: run `sluice box` there", stuck, c.Journal.Node)
+		return Rolling, fmt.Sprintf("%s: recovery has failed at %s: run `sluice box` there", CodeStuck, c.Journal.Node)
 	case c.Journal != nil:
 		return Rolling, CodeRolling + ": " + string(c.Journal.Phase)
 	case ofTarget && c.Result.Outcome == outcome.RollbackFailed:
@@ -287,10 +308,12 @@ func because(otherwise string, c contract.ComponentStatus) string {
 // StandsOut reports whether somebody should look: -check exits by it.
 func (r Row) StandsOut() bool {
 	switch r.State {
-	case Current, Waiting, Held:
+	case Waiting:
+		return r.Late
+	case Current, Held:
 		return false
 	case Rolling:
-		return strings.HasPrefix(r.Reason, stuck)
+		return strings.HasPrefix(r.Reason, CodeStuck)
 	}
 	return true
 }

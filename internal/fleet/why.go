@@ -15,7 +15,7 @@ const (
 	CodeAsked     = "asked"
 	CodeRetry     = "retry"
 	CodeRolling   = "rolling"
-	CodeStuck     = stuck
+	CodeStuck     = "stuck"
 	CodeHeld      = "held"
 	CodeSilent    = "silent"
 	CodeBehind    = "behind"
@@ -72,6 +72,7 @@ var explanations = map[string]Explanation{
 	string(outcome.Gate):           {"the new build did not come up", "its last words are in the reason; release a new version"},
 	string(outcome.Soak):           {"it came up, and did not stay up", "its last words are in the reason; release a new version"},
 	string(outcome.Arm):            {"it runs, and something of it could not be enabled or started", "look at that unit on the box"},
+	string(outcome.Late):           {"it has not ended in time", "look at sluice status"},
 	string(outcome.Configuration):  {"the box's own configuration is wrong", "mend what the reason names, in /etc/sluice there"},
 	string(outcome.Interrupted):    {"the roll was cut by a power loss or a kill", "nothing: it is tried again, three times"},
 }

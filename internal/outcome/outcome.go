@@ -50,6 +50,7 @@ const (
 	Gate           Word = "gate"            // it did not come up
 	Soak           Word = "soak"            // it did not stay up
 	Arm            Word = "arm"             // it runs, but something of it could not be enabled
+	Late           Word = "late"            // boxes have not ended a promote in time; only the command says it
 	Configuration  Word = "config"          // the box's own configuration is wrong
 	Interrupted    Word = "interrupted"     // the roll was cut; says nothing about the build
 )

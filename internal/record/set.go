@@ -123,7 +123,13 @@ func (s State) NoteDrift(version contract.Version, damage error, refs []contract
 	if len(refs) == 0 {
 		return s.Disk.Remove(s.Path(layout.Drift))
 	}
-	return s.Save(layout.Drift, contract.Drift{Schema: contract.One, At: at, SetDamaged: damage != nil, Refs: refs[:min(len(refs), MaxDrift)]})
+	refs = refs[:min(len(refs), MaxDrift)]
+	for i, room := 0, contract.MaxDriftText; i < len(refs); i++ { // a record that is too long could not be read again
+		if room -= len(refs[i].Text) + len(refs[i].Ref); room < 0 {
+			refs = refs[:i]
+		}
+	}
+	return s.Save(layout.Drift, contract.Drift{Schema: contract.One, At: at, SetDamaged: damage != nil, Refs: refs})
 }
 
 // Prune removes every set but those to keep, and what unfinished runs left.

@@ -104,6 +104,10 @@ func (d *dir) Open(_ context.Context, key string, offset int64) (*Stream, error)
 	if err != nil {
 		return nil, keyError(d, "reading", key, err)
 	}
+	if offset > 0 && offset >= st.Size() {
+		f.Close()
+		return nil, keyError(d, "reading", key, ErrRange)
+	}
 	if _, err := f.Seek(offset, io.SeekStart); err != nil {
 		f.Close()
 		return nil, keyError(d, "reading", key, err)

@@ -126,7 +126,7 @@ func (d *door) ask(ctx context.Context, method, key, query string, header map[st
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
-	if err := d.patience(); err != nil {
+	if err := d.leftAlone(); err != nil {
 		return nil, err
 	}
 	r, err := http.NewRequestWithContext(ctx, method, d.base+"/"+key+query, body)
@@ -170,6 +170,8 @@ func (d *door) refusal(a *http.Response) error {
 		return ErrNotModified
 	case http.StatusConflict, http.StatusPreconditionFailed:
 		return ErrConflict
+	case http.StatusRequestedRangeNotSatisfiable:
+		return ErrRange
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		if s, err := strconv.Atoi(a.Header.Get("Retry-After")); err == nil && s > 0 {
 			d.mu.Lock()
@@ -186,8 +188,8 @@ func (d *door) refusal(a *http.Response) error {
 	return fmt.Errorf("%w: %s", ErrTransient, said)
 }
 
-// patience keeps from asking a door that has asked to be left alone.
-func (d *door) patience() error {
+// leftAlone keeps from asking a door that has asked to be left alone.
+func (d *door) leftAlone() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if left := time.Until(d.until); left > 0 {
@@ -240,10 +242,9 @@ func (d *door) Open(ctx context.Context, key string, offset int64) (*Stream, err
 	}
 	size := a.ContentLength
 	if offset > 0 {
-		var from, to int64
-		if n, err := fmt.Sscanf(a.Header.Get("Content-Range"), "bytes %d-%d/%d", &from, &to, &size); err != nil || n != 3 || from != offset || to != size-1 {
+		if size, err = wholeSize(a.Header, offset); err != nil {
 			a.Body.Close()
-			return nil, keyError(d, "reading", key, fmt.Errorf("%w: it was asked for bytes from %d on, and answers %q", ErrTransient, offset, a.Header.Get("Content-Range")))
+			return nil, keyError(d, "reading", key, err)
 		}
 	}
 	if size < 0 {
@@ -251,6 +252,16 @@ func (d *door) Open(ctx context.Context, key string, offset int64) (*Stream, err
 		return nil, keyError(d, "reading", key, fmt.Errorf("%w: it does not say how long the object is", ErrTransient))
 	}
 	return &Stream{a.Body, a.Header.Get("ETag"), size}, nil
+}
+
+// wholeSize is that of an object of which bytes from an offset on were asked for, if
+// they are what is answered (RFC 9110, 14.4).
+func wholeSize(header http.Header, offset int64) (size int64, _ error) {
+	var from, to int64
+	if n, err := fmt.Sscanf(header.Get("Content-Range"), "bytes %d-%d/%d", &from, &to, &size); err != nil || n != 3 || from != offset || to != size-1 {
+		return 0, fmt.Errorf("%w: it was asked for bytes from %d on, and answers %q", ErrTransient, offset, header.Get("Content-Range"))
+	}
+	return size, nil
 }
 
 func (d *door) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond Condition) (string, error) {

@@ -117,6 +117,8 @@ func s3Error(err error) error {
 		return fs.ErrNotExist
 	case r.StatusCode == http.StatusNotModified:
 		return ErrNotModified
+	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
+		return ErrRange
 	case r.StatusCode == http.StatusPreconditionFailed || r.StatusCode == http.StatusConflict:
 		return ErrConflict
 	case r.StatusCode >= 400 && r.StatusCode < 500 && r.StatusCode != http.StatusTooManyRequests && r.StatusCode != http.StatusRequestTimeout:
@@ -169,11 +171,18 @@ func (s *s3) Open(ctx context.Context, key string, offset int64) (*Stream, error
 			return nil, keyError(s, "reading", key, err)
 		}
 	}
-	body, info, _, err := s.get(ctx, key, opts)
+	body, info, header, err := s.get(ctx, key, opts)
 	if err != nil {
 		return nil, keyError(s, "reading", key, err)
 	}
-	return &Stream{body, info.ETag, info.Size + offset}, nil
+	size := info.Size
+	if offset > 0 {
+		if size, err = wholeSize(header, offset); err != nil {
+			body.Close()
+			return nil, keyError(s, "reading", key, err)
+		}
+	}
+	return &Stream{body, info.ETag, size}, nil
 }
 
 func (s *s3) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond Condition) (string, error) {

@@ -28,6 +28,7 @@ var (
 	ErrDenied      = errors.New("the store denies it")
 	ErrNotModified = errors.New("not modified")
 	ErrTooLarge    = errors.New("it is larger than it may be")
+	ErrRange       = errors.New("it is not that long")
 )
 
 // An Object is one small object, whole.
@@ -55,7 +56,7 @@ type Store interface {
 	// Get reads an object of at most limit bytes. If its ETag is unless, the
 	// answer is ErrNotModified.
 	Get(ctx context.Context, key string, limit int64, unless string) (Object, error)
-	// Open streams an object from an offset.
+	// Open streams an object from an offset, which must be within it.
 	Open(ctx context.Context, key string, offset int64) (*Stream, error)
 	// Put writes an object whole, or not at all, and returns its ETag.
 	Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond Condition) (string, error)

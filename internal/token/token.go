@@ -61,6 +61,9 @@ func edit(ctx context.Context, s store.Store, change func(map[contract.Digest]co
 			return rerr
 		}
 		change(tokens.Tokens)
+		if len(tokens.Encode()) > maxTokens {
+			return fmt.Errorf("%q of %s would be over %d bytes: revoke tokens of boxes that are no more (sluice door token LABEL -revoke)", Key, s, maxTokens)
+		}
 		if _, err = store.PutBytes(ctx, s, Key, tokens.Encode(), store.Condition{IfMatch: etag, IfNone: etag == ""}); !errors.Is(err, store.ErrConflict) {
 			return err
 		}

@@ -292,6 +292,21 @@ func TestUnitsAreWellSpelt(t *testing.T) {
 	}
 }
 
+// What is kept is text: no program that was built by chance.
+func TestNoPrograms(t *testing.T) {
+	out, err := exec.Command("git", "-C", top, "ls-files", "-z").Output()
+	if err != nil {
+		t.Skip("not a checkout: ", err)
+	}
+	const most = 1 << 20
+	for _, name := range strings.Split(strings.Trim(string(out), "\x00"), "\x00") {
+		data, err := os.ReadFile(filepath.Join(top, name))
+		if err == nil && (len(data) > most || strings.HasPrefix(string(data), "\x7fELF")) {
+			t.Errorf("%s has %d bytes, or is a program", name, len(data))
+		}
+	}
+}
+
 // The attacks of docs/threat-model.md are those that are played.
 func TestAttacksArePlayed(t *testing.T) {
 	src, err := os.ReadFile(filepath.Join(top, "test/hand/attack_test.go"))

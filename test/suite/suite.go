@@ -74,6 +74,11 @@ func Reads(t *testing.T, in, s store.Store) {
 		}
 		tags[r.ETag] = true
 	}
+	for _, offset := range []int64{int64(len(big)), int64(len(big)) + 1} {
+		if _, err := s.Open(ctx, object, offset); !errors.Is(err, store.ErrRange) {
+			t.Errorf("from %d: %v", offset, err)
+		}
+	}
 	if len(tags) != 1 || tags[""] {
 		t.Errorf("ETags of one object: %v", tags)
 	}
