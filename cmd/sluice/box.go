@@ -91,7 +91,7 @@ func box() *ffcli.Command {
 				return err
 			}
 			for _, todo := range v.Todo {
-				fmt.Println("to do:", todo)
+				fmt.Println("to do:", plain(todo))
 			}
 			t := tabwriter.NewWriter(os.Stdout, 0, 2, 2, ' ', 0)
 			fmt.Fprintln(t, "COMPONENT\tCHANNEL\tRUNNING\tGOOD\tSTATE\tLAST")
@@ -123,7 +123,7 @@ func lastResult(r *contract.Result) string {
 	}
 	s := fmt.Sprintf("%s %s %s", r.Version, r.Outcome, r.At.Format(time.RFC3339))
 	if r.Reason != "" {
-		s += ": " + r.Reason
+		s += ": " + plain(r.Reason)
 	}
 	return s
 }

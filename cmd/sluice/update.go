@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -88,6 +89,9 @@ func (u *updating) run(ctx context.Context, args []string) error {
 		} else if skipped && u.channel != fleet.CanaryChannel {
 			fmt.Fprintf(os.Stderr, "warning: %s %s was never on channel %s\n", p.Component, p.Release.Version, fleet.CanaryChannel)
 		}
+		if before, _, err := u.op.Pointer(ctx, p.Component, u.channel); err == nil && slices.ContainsFunc(before.Payload.History, func(r contract.Release) bool { return r.Version == p.Release.Version }) {
+			fmt.Fprintf(os.Stderr, "warning: %s %s was on channel %s before: this goes back\n", p.Component, p.Release.Version, u.channel)
+		}
 		names = append(names, fmt.Sprintf("%s %s", p.Component, p.Release.Version))
 	}
 	if err := u.ask(fmt.Sprintf("promote %s to channel %s of %s?", strings.Join(names, ", "), u.channel, u.op.Store)); err != nil {
@@ -104,6 +108,10 @@ func (u *updating) run(ctx context.Context, args []string) error {
 	var promoted []contract.Pointer
 	var ends []error
 	for _, p := range plans {
+		if err := ctx.Err(); err != nil { // told to stop
+			ends = append(ends, err)
+			break
+		}
 		pointer, err := u.op.Promote(ctx, p.Component, u.channel, fleet.Promotion{Release: p.Release, Spread: u.spread, Life: u.life.Duration, Manifest: p.Manifest, At: u.now})
 		if pointer.Component != "" { // it is promoted, even if something went wrong after that
 			promoted = append(promoted, pointer)
@@ -116,7 +124,9 @@ func (u *updating) run(ctx context.Context, args []string) error {
 	}
 	if u.wait || u.haltAfter > 0 { // all of them are on their way: one may need another
 		for _, p := range promoted {
-			ends = append(ends, u.follow(ctx, p))
+			if ctx.Err() == nil {
+				ends = append(ends, u.follow(ctx, p))
+			}
 		}
 	}
 	if len(promoted) == len(plans) {
@@ -228,7 +238,7 @@ func (u *updating) needed(ctx context.Context, sums fleet.Sums, c contract.Compo
 		}
 		return out, nil
 	}
-	platforms, err := fleet.NeededPlatforms(ctx, u.op.Store, c)
+	platforms, err := fleet.NeededPlatforms(ctx, u.op.Store, c, time.Now())
 	if err == nil && len(platforms) == 0 {
 		platforms = sums.Platforms(c)
 	}
@@ -289,7 +299,7 @@ func (u *updating) follow(ctx context.Context, p contract.Pointer) error {
 	defer cancel()
 	what := fmt.Sprintf("%s %s on %s", p.Component, p.Payload.Current.Version, p.Channel)
 	last := ""
-	n, err := u.op.Follow(limited, fleet.Target{Component: p.Component, Channel: p.Channel}, u.haltAfter, func(n fleet.Tally) {
+	n, err := u.op.Follow(limited, p, u.haltAfter, func(n fleet.Tally) {
 		line := fmt.Sprintf("%s: %d run it, %d did not take it, %d are on their way", what, n.Done, n.Failed, n.Left)
 		if n.Held > 0 {
 			line += fmt.Sprintf(", %d are held", n.Held)
@@ -317,6 +327,12 @@ func (u *updating) follow(ctx context.Context, p contract.Pointer) error {
 	}
 	if n.Failed > 0 {
 		return fmt.Errorf("%d boxes did not take %s", n.Failed, what)
+	}
+	if n.Lost > 0 {
+		fmt.Fprintf(os.Stderr, "warning: %d heartbeats can't be read: whether their boxes took it is not known\n", n.Lost)
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%s: the boxes were not followed to the end: %w", what, err)
 	}
 	if n.Left > 0 {
 		return &outcome.Error{Outcome: outcome.Deferred, Word: outcome.Late, Err: fmt.Errorf("%d boxes have not ended %s within %s: `sluice status` shows them", n.Left, what, u.timeout)}

@@ -69,9 +69,13 @@ func (d *Door) loadTokens(ctx context.Context) {
 		return
 	}
 	if err != nil {
-		d.Log.Warn("reading the tokens: " + err.Error())
+		if said := err.Error(); said != d.tokensSaid { // only this function writes it
+			d.tokensSaid = said
+			d.Log.Warn("reading the tokens: " + said)
+		}
 		return
 	}
+	d.tokensSaid = ""
 	d.mu.Lock()
 	d.tokens, d.tokensTag = t.Tokens, etag
 	d.mu.Unlock()
@@ -126,7 +130,11 @@ func (d *Door) identify(r *http.Request) (caller, error) {
 	}
 	d.mu.RLock()
 	t, known := d.tokens[token.Hash(given)] // of its hash, so that the time it takes tells nothing of the token
+	never := d.tokens == nil
 	d.mu.RUnlock()
+	if never {
+		return caller{}, refuse(http.StatusServiceUnavailable, "who may come in is not known yet")
+	}
 	if !known {
 		return caller{}, refuse(http.StatusUnauthorized, "this token is not known")
 	}

@@ -42,9 +42,10 @@ type Door struct {
 	Log    *slog.Logger
 	Poll   time.Duration // how often the store's bell is looked at while somebody waits for it
 
-	mu        sync.RWMutex
-	tokens    map[contract.Digest]contract.Token
-	tokensTag string
+	mu         sync.RWMutex
+	tokens     map[contract.Digest]contract.Token // nil: not read yet
+	tokensTag  string
+	tokensSaid string // the last complaint: each is logged once
 
 	callers, strangers limits
 	bells              bells
@@ -111,6 +112,9 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	out.Header().Set("X-Content-Type-Options", "nosniff")
 	if err == nil {
 		err = d.serve(out, r, a, who)
+	} else if r.ContentLength != 0 { // a body that nobody wants is not waited for; net/http would, before it answers
+		out.Header().Set("Connection", "close")
+		_ = http.NewResponseController(w).SetReadDeadline(began)
 	}
 	if err != nil && out.status == 0 {
 		fail(out, err)
@@ -294,7 +298,10 @@ func (d *Door) note(a ask, who caller, r *http.Request, out *answer, took time.D
 	d.metrics.requests.WithLabelValues(what, strconv.Itoa(out.status)).Inc()
 	d.metrics.bytes.Add(float64(out.bytes))
 	d.metrics.seconds.WithLabelValues(what).Observe(took.Seconds())
-	target := r.RequestURI
+	target, _, asked := strings.Cut(r.RequestURI, "?") // what is asked may be a secret, put in the wrong place
+	if asked {
+		target += "?"
+	}
 	if len(target) > maxLogged {
 		target = target[:maxLogged]
 	}

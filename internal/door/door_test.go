@@ -486,6 +486,15 @@ func TestTokens(t *testing.T) {
 	if err != nil || bytes.Contains(kept.Data, []byte(second)) {
 		t.Errorf("the token itself is kept: %v", err)
 	}
+	acme := h.token("box-1", "acme") // another box, for all it is called
+	h.token("box-1", "")
+	second = h.token("box-1", "")
+	if !works(second) {
+		t.Error("a token of another fleet's box took this one's place")
+	}
+	if _, err := h.client(h.server.URL+"/fleets/acme", h.identity(acme, nil)).Get(ctx, "control/serial", 10, ""); !store.IsNotExist(err) {
+		t.Errorf("the other fleet's: %v", err)
+	}
 	if found, err := token.Revoke(ctx, h.store, "box-1", ""); err != nil || !found {
 		t.Error(found, err)
 	}
@@ -495,6 +504,44 @@ func TestTokens(t *testing.T) {
 	}
 	if found, err := token.Revoke(ctx, h.store, "box-1", ""); err != nil || found {
 		t.Error(found, err)
+	}
+}
+
+// A stranger who promises a body and does not send it is answered, and let go.
+func TestBodyThatNobodyWants(t *testing.T) {
+	h := newHouse(t)
+	for _, head := range []string{"PUT /status/boxes/box-1.json", "GET /nothing", "POST /control/serial"} {
+		conn, err := tls.Dial("tcp", h.server.Listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, head+" HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{"); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(20 * time.Second)) // and not when the body's deadline is over
+		if _, err := io.ReadAll(conn); err != nil {
+			t.Errorf("%s: not answered and let go: %v", head, err)
+		}
+		conn.Close()
+	}
+}
+
+// A door that has not read its tokens yet knows nobody, and says that it is its own fault.
+func TestTokensThatCannotBeRead(t *testing.T) {
+	h := newHouse(t)
+	own := h.token("box-1", "")
+	if _, err := store.PutBytes(context.Background(), h.store, token.Key, []byte("garbage"), store.Condition{}); err != nil {
+		t.Fatal(err)
+	}
+	h.door.loadTokens(context.Background()) // those that were known go on counting
+	if _, err := h.client(h.server.URL, h.identity(own, nil)).Get(context.Background(), "control/serial", 10, ""); !store.IsNotExist(err) {
+		t.Errorf("%v", err)
+	}
+	h.door.mu.Lock()
+	h.door.tokens = nil // as after a start
+	h.door.mu.Unlock()
+	if _, err := h.client(h.server.URL, h.identity(own, nil)).Get(context.Background(), "control/serial", 10, ""); !errors.Is(err, store.ErrTransient) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -37,7 +37,9 @@ func heartbeats(ctx context.Context, s store.Store) ([]beat, error) {
 		}
 		b := beat{label: label, err: err}
 		if err == nil {
-			b.Heartbeat, b.err = contract.Spoken.DecodeHeartbeat(o.Data)
+			if b.Heartbeat, b.err = contract.Spoken.DecodeHeartbeat(o.Data); b.err == nil && string(b.Label) != label {
+				b.err = fmt.Errorf("it says that it is of box %q", b.Label) // a box may write this key, and speaks for itself alone
+			}
 		}
 		out = append(out, b)
 	}

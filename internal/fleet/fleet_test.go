@@ -609,3 +609,63 @@ func TestEverythingIsExplained(t *testing.T) {
 		}
 	}
 }
+
+// A box speaks for itself alone.
+func TestABoxSpeaksForItself(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("1")}); err != nil {
+		t.Fatal(err)
+	}
+	beats(t, o.Store, "box-2", "stable", contract.Spoken)
+	data, err := o.Store.Get(ctx, contract.StatusKey("box-2"), contract.MaxHeartbeat, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.PutBytes(ctx, o.Store, contract.StatusKey("box-1"), data.Data, store.Condition{}); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := Status(ctx, o.Store, o.Trust, time.Now())
+	if err != nil || len(rows) != 2 || rows[0].Label != "box-1" || rows[0].State != Unreadable || rows[1].State != Current {
+		t.Errorf("%+v, %v", rows, err)
+	}
+}
+
+// What is followed is one promote: another one ends it, and is not undone.
+func TestFollowOnePromote(t *testing.T) {
+	ctx := context.Background()
+	o := open(t, nil)
+	for _, v := range []contract.Version{"1", "2"} {
+		if _, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release(v)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := o.Promote(ctx, "edge", "stable", Promotion{Release: release("3")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	beats(t, o.Store, "box-1", "stable", contract.Spoken) // runs 1
+	other, err := o.Rollback(ctx, "edge", "stable")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.Follow(ctx, p, 0, func(Tally) {}); err == nil || !strings.Contains(err.Error(), "by another promote") {
+		t.Errorf("%v", err)
+	}
+	if _, err := o.Halt(ctx, p); err == nil || !strings.Contains(err.Error(), "by another promote") {
+		t.Errorf("%v", err)
+	}
+	if now, _, err := o.Pointer(ctx, "edge", "stable"); err != nil || !now.PromotedAt.Equal(other.PromotedAt.Time) {
+		t.Errorf("%v", err)
+	}
+	if back, err := o.Halt(ctx, other); err != nil || history(back) != "1" {
+		t.Errorf("%q, %v", history(back), err)
+	}
+	// Nothing that was ever seen is no success.
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	o.Store = &lossy{Store: o.Store, get: store.ErrTransient}
+	if _, err := o.Follow(ended, other, 0, func(Tally) {}); err == nil {
+		t.Error("nothing was seen, and that is well")
+	}
+}

@@ -39,16 +39,20 @@ func Schedule(ctx context.Context, s store.Store, t Target, spread time.Duration
 	return slots, nil
 }
 
+// forgotten is after how long without a heartbeat a box's platform is not released
+// for any more.
+const forgotten = 30 * 24 * time.Hour
+
 // NeededPlatforms are those of the boxes that follow a component; if none does, of
 // all boxes. Empty: no box has reported yet.
-func NeededPlatforms(ctx context.Context, s store.Store, c contract.Component) ([]contract.Platform, error) {
+func NeededPlatforms(ctx context.Context, s store.Store, c contract.Component, now time.Time) ([]contract.Platform, error) {
 	beats, err := heartbeats(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	var followers, all []contract.Platform
 	for _, b := range beats {
-		if b.err != nil {
+		if b.err != nil || now.Sub(b.At.Time) > forgotten {
 			continue
 		}
 		all = append(all, b.Platform)
@@ -83,6 +87,7 @@ type Tally struct {
 	Failed int   // refused it, or put what they had back
 	Left   int   // have yet to end, and may
 	Held   int   // are held by their owners
+	Lost   int   // heartbeats that can't be read: of this channel or not
 }
 
 // followEvery is how often heartbeats are looked at.
@@ -96,6 +101,9 @@ func (o *Operator) Tally(ctx context.Context, t Target) (Tally, error) {
 	}
 	var n Tally
 	for _, r := range rows {
+		if r.Component == "" {
+			n.Lost++
+		}
 		if r.Component != string(t.Component) || r.Channel != string(t.Channel) {
 			continue
 		}
@@ -114,17 +122,25 @@ func (o *Operator) Tally(ctx context.Context, t Target) (Tally, error) {
 	return n, nil
 }
 
-// Follow waits until every box of a channel has ended a promote, or ctx ends, or
-// haltAfter boxes (0: any number) have failed. tell is called with each tally. A
+// Follow waits until every box of its channel has ended a promote, or ctx ends, or
+// haltAfter boxes (0: any number) have failed, or another promote has come. tell is called with each tally. A
 // store that is away for a while is waited for; if nothing was ever seen, that is an
 // error.
-func (o *Operator) Follow(ctx context.Context, t Target, haltAfter int, tell func(Tally)) (Tally, error) {
+func (o *Operator) Follow(ctx context.Context, p contract.Pointer, haltAfter int, tell func(Tally)) (Tally, error) {
+	t := Target{p.Component, p.Channel}
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	var last Tally
 	never := errors.New("the boxes could not be looked at in time")
 	for {
-		n, err := o.Tally(ctx, t)
+		current, _, err := o.Pointer(ctx, t.Component, t.Channel)
+		if err == nil && !current.PromotedAt.Equal(p.PromotedAt.Time) {
+			return last, outcome.Refuse(outcome.StaleHint, "%s on %s is %s by now, by another promote: what became of this one is not known", t.Component, t.Channel, current.Payload.Current.Version)
+		}
+		var n Tally
+		if err == nil {
+			n, err = o.Tally(ctx, t)
+		}
 		if err != nil && ctx.Err() == nil {
 			if !errors.Is(err, store.ErrTransient) {
 				return last, err

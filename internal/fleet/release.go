@@ -18,8 +18,11 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice/internal/bundle"
 	"sluice/internal/contract"
+	"sluice/internal/durable"
 	"sluice/internal/outcome"
 	"sluice/internal/record"
 	"sluice/internal/store"
@@ -51,6 +54,7 @@ type Releases struct {
 	Progress func(asset string, done, total int64)
 
 	client *http.Client
+	lock   *durable.Lock // of the release that is being ingested
 }
 
 // OpenReleases checks where releases are found, and whose they are.
@@ -66,9 +70,9 @@ func OpenReleases(base, vendorKey string) (*Releases, error) {
 	if err != nil {
 		return nil, err
 	}
-	cache, err := os.UserCacheDir()
+	cache, err := os.UserCacheDir() // never a folder that others can write to
 	if err != nil {
-		cache = os.TempDir()
+		return nil, outcome.Config("set HOME or XDG_CACHE_HOME: what is downloaded is kept there until it is mirrored: %w", err)
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DialContext = (&net.Dialer{Timeout: headerTime}).DialContext
@@ -208,6 +212,9 @@ func (s Sums) bundle(name string) (contract.Component, contract.Platform, bool) 
 // digest that the vendor signed. Nothing is mirrored yet. What was brought before
 // is resumed, or taken as it is.
 func (r *Releases) Ingest(ctx context.Context, s Sums, c contract.Component, platforms []contract.Platform, now time.Time) (Plan, error) {
+	if err := r.own(ctx, s.Tag); err != nil {
+		return Plan{}, err
+	}
 	for _, p := range platforms { // before anything is downloaded
 		if _, there := s.digests[assetName(c, s.Version, p)]; !there {
 			return Plan{}, outcome.Refuse(outcome.NoArtifact, "release %s has no %s: ask its vendor, or promote for the others alone with -platform", s.Tag, assetName(c, s.Version, p))
@@ -229,12 +236,34 @@ func (r *Releases) Ingest(ctx context.Context, s Sums, c contract.Component, pla
 		return plan, outcome.Refuse(outcome.BadBundle, "the bundles of %s %s say that they are %s %s: ask the vendor", c, s.Version, plan.Component, plan.Release.Version)
 	}
 	for _, p := range platforms {
+		name := assetName(c, s.Version, p)
+		if a, there := plan.Release.Artifacts[p]; there && a.SHA256 != s.digests[name] {
+			return plan, outcome.Refuse(outcome.DigestMismatch, "%s was changed on this machine since it was checked", name)
+		}
 		if _, there := plan.Release.Artifacts[p]; !there {
 			return plan, outcome.Refuse(outcome.BadBundle, "%s is not for platform %s: ask the vendor", assetName(c, s.Version, p), p)
 		}
 	}
 	plan.Release.Source = "release:" + s.Tag
 	return plan, nil
+}
+
+// own takes the downloads of a release for this run, which keeps them until it ends.
+func (r *Releases) own(ctx context.Context, tag string) error {
+	if r.lock != nil {
+		return nil
+	}
+	if err := os.MkdirAll(r.Cache, 0o700); err != nil {
+		return err
+	}
+	now, cancel := context.WithCancel(ctx)
+	cancel() // another run is told of at once
+	lock, err := durable.Acquire(now, filepath.Join(r.Cache, tag+".lock"))
+	if err != nil {
+		return outcome.Defer(outcome.IO, "another run is at work on release %s: %w", tag, err)
+	}
+	r.lock = lock
+	return nil
 }
 
 // Forget removes what was downloaded of a release, once it is mirrored.
@@ -249,7 +278,7 @@ func (r *Releases) download(ctx context.Context, s Sums, name string) (string, e
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return "", err
 	}
-	part, err := os.OpenFile(path+".unverified", os.O_RDWR|os.O_CREATE, 0o600)
+	part, err := os.OpenFile(path+".unverified", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return "", err
 	}
@@ -306,7 +335,10 @@ func (r *Releases) receive(ctx context.Context, rel, name string, part *os.File)
 		}
 	}
 	total := have + a.ContentLength
-	if a.ContentLength < 0 || total > maxAsset {
+	if a.ContentLength < 0 {
+		return outcome.Defer(outcome.Store, "%s does not say how long %s is", r.Base, name)
+	}
+	if total > maxAsset {
 		return outcome.Refuse(outcome.BadBundle, "%s has %d bytes, the most is %d", name, total, maxAsset)
 	}
 	patience := store.NewPatience(cancel)

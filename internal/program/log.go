@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"unicode"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/coreos/go-systemd/v22/journal"
@@ -29,9 +30,14 @@ func Report(name string, err error) {
 // Status tells the service manager, or whoever watches the terminal, what
 // goes on. Elsewhere it does nothing.
 func Status(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
+	text := strings.Map(func(r rune) rune { // a line break would begin another notification (sd_notify(3)), an escape move the cursor
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, fmt.Sprintf(format, args...))
 	if sent, _ := daemon.SdNotify(false, "STATUS="+text); !sent && term.IsTerminal(int(os.Stderr.Fd())) {
-		fmt.Fprintf(os.Stderr, "\r\033[K%s\r", strings.ReplaceAll(text, "\n", " "))
+		fmt.Fprintf(os.Stderr, "\r\033[K%s\r", text)
 	}
 }
 

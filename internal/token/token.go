@@ -44,13 +44,14 @@ func Make(ctx context.Context, s store.Store, label contract.Label, fleet string
 // one.
 func Revoke(ctx context.Context, s store.Store, label contract.Label, fleet string) (bool, error) {
 	found := false
-	return found, edit(ctx, s, func(t map[contract.Digest]contract.Token) {
+	err := edit(ctx, s, func(t map[contract.Digest]contract.Token) {
 		maps.DeleteFunc(t, func(_ contract.Digest, old contract.Token) bool {
 			gone := old.Label == label && old.Fleet == fleet
 			found = found || gone
 			return gone
 		})
 	})
+	return found, err
 }
 
 func edit(ctx context.Context, s store.Store, change func(map[contract.Digest]contract.Token)) error {

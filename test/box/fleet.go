@@ -145,8 +145,12 @@ func (f *Fleet) Bundle(ctx context.Context, name string, files map[string]string
 // BuildEdge builds the service of this repository at a version, with
 // something wrong with it or not.
 func BuildEdge(ctx context.Context, version, fault string) (string, error) {
-	out := filepath.Join(os.TempDir(), fmt.Sprintf("edge-%d-%s", os.Getpid(), version))
-	defer os.Remove(out)
+	dir, err := os.MkdirTemp("", "sluice-edge-") // tests build the same version at the same time
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	out := filepath.Join(dir, "edge")
 	c := exec.CommandContext(ctx, goTool(), "build", "-trimpath", "-ldflags", fmt.Sprintf("-s -w -X 'main.version=%s' -X 'main.fault=%s'", version, fault), "-o", out, "sluice/test/edge")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if msg, err := c.CombinedOutput(); err != nil {

@@ -161,7 +161,7 @@ func TestARelease(t *testing.T) {
 	if status, out := v.update("-version", "2"); status != 0 || !strings.Contains(out, "warning: edge 2 was never on channel canary") {
 		t.Errorf("exit status %d: %s", status, out)
 	}
-	if left, err := filepath.Glob(filepath.Join(w.dir, "cache/sluice/releases/*/*")); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob(filepath.Join(w.dir, "cache/sluice/releases/*/*/*")); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
 	}
 }
