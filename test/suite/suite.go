@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"sluice/internal/store"
 )
@@ -285,6 +286,40 @@ func Faults(t *testing.T, in, s store.Store, wire *Wire, heartbeat string) {
 		if err != nil || !bytes.Equal(append(got, rest...), object) {
 			t.Errorf("resumed at %d: %d bytes more, %v", len(got), len(rest), err)
 		}
+	}
+	// A body that comes slower than is put up with is given up, by whoever reads it.
+	wire.Spoil(func(w http.ResponseWriter, r *http.Request) bool {
+		w.Header().Set("ETag", `"slow"`)
+		w.Header().Set("Last-Modified", "Mon, 02 Jan 2006 15:04:05 GMT")
+		w.Header().Set("Content-Length", fmt.Sprint(len(object)))
+		for n := 0; n < len(object) && r.Context().Err() == nil; n += store.Slowest / 8 {
+			_, _ = w.Write(object[n : n+store.Slowest/8])
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-time.After(time.Second):
+			case <-r.Context().Done():
+			}
+		}
+		return true
+	})
+	slow, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	patience := store.NewPatience(giveUp)
+	defer patience.Stop()
+	body, err := s.Open(slow, key, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, buf := 0, make([]byte, store.Slowest)
+	for err == nil {
+		var n int
+		n, err = body.Read(buf)
+		got += n
+		patience.Got(n)
+	}
+	body.Close()
+	if errors.Is(err, io.EOF) || slow.Err() == nil || got == 0 {
+		t.Errorf("a slow body: %d bytes, %v", got, err)
 	}
 	// A body that is longer or shorter than the caller puts up with.
 	wire.Spoil(func(w http.ResponseWriter, r *http.Request) bool {
