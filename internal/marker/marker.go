@@ -30,6 +30,11 @@ func Raise(path string) error {
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
 		return nil // it exists, of whatever kind: that is all a marker says
 	}
+	if errors.Is(err, fs.ErrPermission) {
+		if _, there := os.Lstat(path); there == nil {
+			return nil // it exists, whosever it is
+		}
+	}
 	if err != nil {
 		return err
 	}

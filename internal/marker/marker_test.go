@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 
 	"sluice/internal/layout"
@@ -88,5 +90,33 @@ func TestProduceMendsTheFolder(t *testing.T) {
 		if was, err := Take(root, layout.DataOf, layout.Fetched, "edge"); !was || err != nil {
 			t.Errorf("%s: taken: %v, %v", name, was, err)
 		}
+	}
+}
+
+// A marker that somebody else has raised is raised.
+func TestRaisedBySomebodyElse(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to be somebody else")
+	}
+	dir := t.TempDir()
+	for p := dir; p != "/tmp" && p != "/"; p = filepath.Dir(p) {
+		if err := os.Chmod(p, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "requested")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread() // ends with the test: no other goroutine gets this thread
+	if err := syscall.Setfsuid(65534); err != nil {
+		t.Fatal(err)
+	}
+	err := Raise(path)
+	missing := Raise(filepath.Join(dir, "none", "requested"))
+	_ = syscall.Setfsuid(0)
+	runtime.UnlockOSThread()
+	if err != nil || missing == nil {
+		t.Errorf("%v, %v", err, missing)
 	}
 }
