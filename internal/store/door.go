@@ -205,6 +205,9 @@ func (d *door) Get(ctx context.Context, key string, limit int64, unless string) 
 // Wait is Get of the bell, answered when it changes: at most MaxWait from now,
 // and then with ErrNotModified.
 func (d *door) Wait(ctx context.Context, limit int64, unless string) (Object, error) {
+	// A door that answers the head and then nothing must not keep the bell silent.
+	ctx, cancel := context.WithTimeout(ctx, MaxWait+headerTimeout)
+	defer cancel()
 	return d.get(ctx, contract.SerialKey, fmt.Sprintf("?wait=%ds", MaxWait/time.Second), limit, unless)
 }
 

@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -24,10 +23,7 @@ func TestLostAnswersOfAnS3Server(t *testing.T) {
 	}
 	buckets := t.TempDir()
 	address := serveS3(t, gateway, buckets)
-	w := &world{t: t, dir: t.TempDir(), bucket: filepath.Join(buckets, "bucket")}
-	w.must(os.Mkdir(w.bucket, 0o755))
-	w.deploy(s3URL("bucket", address))
-	m := newMallory(t, address)
+	w, m := intercepted(t, buckets, address, "bucket")
 	through := s3URL("bucket", strings.TrimPrefix(m.URL, "http://"))
 	w.promote(w.bundle("1", script("1")))
 	last := "1"
@@ -96,10 +92,7 @@ func TestClockOffTheStores(t *testing.T) {
 	}
 	buckets := t.TempDir()
 	address := serveS3(t, gateway, buckets)
-	w := &world{t: t, dir: t.TempDir(), bucket: filepath.Join(buckets, "bucket")}
-	w.must(os.Mkdir(w.bucket, 0o755))
-	w.deploy(s3URL("bucket", address))
-	m := newMallory(t, address)
+	w, m := intercepted(t, buckets, address, "bucket")
 	file := w.bundle("1", script("1"))
 	for off, status := range map[time.Duration]int{-6 * time.Minute: 78, 6 * time.Minute: 78, -4 * time.Minute: 0, 4 * time.Minute: 0} {
 		m.answers(func(rw http.ResponseWriter, r *http.Request) bool {
